@@ -1,0 +1,51 @@
+"""What can go wrong, said so that it can be put right."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+__all__ = ["MissingExtraError", "SynflowError", "choose", "need"]
+
+
+class SynflowError(ValueError):
+    """Something the user can put right; the message says what, where, got/expected and the way out."""
+
+
+class MissingExtraError(SynflowError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or say which extra brings it.
+
+    >>> need("math", extra="plots").sqrt(4.0)
+    2.0
+    >>> need("no_such_module", extra="plots")
+    Traceback (most recent call last):
+    synflow.errors.MissingExtraError: this needs the package 'no_such_module'; install it with: pip install 'synflow[plots]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        if cause.name is not None and cause.name.split(".")[0] != module.split(".")[0]:
+            raise
+        package = module.split(".")[0]
+        raise MissingExtraError(
+            f"this needs the package {package!r}; install it with: pip install 'synflow[{extra}]'"
+        ) from cause
+
+
+def choose(kind: str, name: object, table: dict[str, Any]) -> Any:
+    """Look a name up in a table; a callable stands for itself, an unknown name lists the choices.
+
+    >>> choose("score", "synflo", {"synflow": 1, "snip": 2})
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: no score 'synflo'; choose from snip, synflow, or pass a callable
+    """
+    if callable(name):
+        return name
+    if isinstance(name, str) and name in table:
+        return table[name]
+    raise SynflowError(f"no {kind} {name!r}; choose from {', '.join(sorted(table))}, or pass a callable")
