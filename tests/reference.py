@@ -105,7 +105,7 @@ def gate_units(left, right) -> list[Unit]:
 
 
 def mlp_terms(weights, biases=None, skips=()) -> list[Term]:
-    """Every path of an MLP; a skip (a, b) adds what layer a reads to what layer b reads (or the output, after the last)."""
+    """Every path of an MLP; a skip (a, b) adds what layer a reads to what layer b reads; a last b is the output."""
     names = list(weights)
     units = input_units(weights[names[0]].shape[1])
     read: list[list[Unit]] = []
