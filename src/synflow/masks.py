@@ -1,0 +1,238 @@
+"""Masks on a network: put them on, train under them, take them off.
+
+`attach` sets the pruned weights to zero in place and masks them wherever they are read (see `masked_modules`); masks
+are boolean buffers beside the weights, so they follow `.to(device)` and are part of the `state_dict`. Saving zeroes
+the pruned weights again, so a checkpoint of an attached model holds the pruned network under the dense names.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .errors import SynflowError
+from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release
+
+__all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle"]
+
+Model = TypeVar("Model", bound=nn.Module)
+Slots = dict[str, list[tuple[nn.Module, str]]]
+
+
+def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
+    """Prune the model in place and keep it so: `weight = mask * weight` wherever a weight is read.
+
+    Optimizers made before or after keep working, since every Parameter stays the same object under the same name.
+    Attaching again may prune more weights but brings none back. An error leaves the model as it was.
+
+    >>> layer = attach(nn.Linear(2, 2, bias=False), {"weight": torch.tensor([[True, False], [False, True]])})
+    >>> layer
+    Linear(in_features=2, out_features=2, bias=False, density=0.5)
+    >>> layer.weight[0, 1].item()
+    0.0
+    """
+    slots = _slots(model)
+    _check_masks(masks, slots, model)
+    for name, current in attached(model).items():
+        revived = int((masks[name].to(current.device) & ~current).sum()) if name in masks else 0
+        if revived:
+            raise SynflowError(
+                f"{name}: the new mask keeps {revived} weights that the attached mask has pruned, and their values are "
+                "gone; attach `mask & synflow.attached(model)[name]`, or start over: synflow.bake(model), "
+                "synflow.rewind(model, state), synflow.attach(model, masks)"
+            )
+    _hold(masks, slots)
+    return model
+
+
+def attached(model: nn.Module) -> dict[str, Tensor]:
+    """The masks that a model holds, by the names of its parameters; empty for a plain model."""
+    return {
+        name: mask_of(*places[0]).clone()
+        for name, places in _slots(model).items()
+        if places[0][1] in masked_names(places[0][0])
+    }
+
+
+def bake(model: nn.Module) -> dict[str, Tensor]:
+    """Take the masks off and leave a plain model: zeros in place, its own classes, parameters and state_dict keys.
+
+    Returns the masks, so that `attach(model, bake(model))` changes nothing.
+    """
+    masks = attached(model)
+    for module in list(model.modules()):
+        if masked_names(module):
+            release(module)
+    return masks
+
+
+def rewind(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Put the weights and buffers, not the masks, back to an earlier state_dict, to the bit.
+
+    The state may be that of the dense or of the attached model. Its names, shapes and dtypes must be the model's, or
+    nothing is changed.
+    """
+    if _masks_in(state) and not attached(model):
+        raise SynflowError(
+            "this state was saved with masks, but the model has none, so pruned weights would grow back in training; "
+            "use synflow.load_state(model, state), which attaches them, or attach the masks before rewinding"
+        )
+    _load(model, state)
+
+
+def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a state_dict, saved with masks or without, into a model with masks or without.
+
+    Masks in the state are attached, in place of those that the model holds for the same weights; other masks of the
+    model stay. Names, shapes and dtypes must be the model's, or nothing is changed.
+    """
+    masks = _masks_in(state)
+    slots = _slots(model)
+    _check_masks(masks, slots, model)
+    _check_state(model, state)
+    _hold(masks, slots)
+    _load(model, state)
+
+
+def density(masks: Mapping[str, Tensor]) -> float:
+    """The share of the masked weights that is kept; 1 without masks.
+
+    >>> density({"a": torch.tensor([True, False]), "b": torch.tensor([False, False])})
+    0.25
+    """
+    total = sum(mask.numel() for mask in masks.values())
+    return sum(int(mask.sum()) for mask in masks.values()) / total if total else 1.0
+
+
+def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Permute each mask within itself: the same densities layer by layer, but none of the choice of weights.
+
+    Depends on the seed and the names alone, not on the order of the masks, the device or the global random state.
+
+    >>> shuffle({"a": torch.tensor([True, False, False, False])}, seed=1)
+    {'a': tensor([False,  True, False, False])}
+    """
+    shuffled = {name: _shuffled(mask, f"{seed}/{name}") for name, mask in masks.items()}
+    if not isinstance(masks, dict) or type(masks) is dict:
+        return shuffled
+    result: dict[str, Tensor] = copy.copy(masks)  # a subclass keeps what it says about itself
+    result.update(shuffled)
+    if isinstance(getattr(masks, "about", None), dict):
+        result.about = {**masks.about, "shuffled": seed}  # type: ignore[attr-defined]
+    return result
+
+
+def _shuffled(mask: Tensor, key: str) -> Tensor:
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
+    order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
+    return mask.flatten()[order].view(mask.shape)
+
+
+# -- Where a parameter is used -----------------------------------------------------------------------------------------
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and checkpoint_wrapper put these into names
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    while isinstance(model, _WRAPPERS):
+        model = model.module
+    return model
+
+
+def _dense_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
+
+
+def _slots(model: nn.Module) -> Slots:
+    """The modules and attributes that hold each parameter, a tied one under its first name."""
+    slots: Slots = {}
+    first_names: dict[Tensor, str] = {}
+    for prefix, module in _unwrap(model).named_modules():
+        for own_name, parameter in module._parameters.items():
+            if parameter is not None:
+                name = _dense_name(f"{prefix}.{own_name}" if prefix else own_name)
+                slots.setdefault(first_names.setdefault(parameter, name), []).append((module, own_name))
+    return slots
+
+
+def _hold(masks: Mapping[str, Tensor], slots: Slots) -> None:
+    for name, mask in masks.items():
+        for module, own_name in slots[name]:
+            hold(module, own_name, mask)
+
+
+# -- At the door -------------------------------------------------------------------------------------------------------
+
+
+def _some(names: Iterable[str], most: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _check_masks(masks: Mapping[str, Tensor], slots: Slots, model: nn.Module) -> None:
+    if not isinstance(masks, Mapping):
+        raise SynflowError(f"masks must be a dict of boolean tensors by parameter name, got {type(masks).__name__}")
+    unknown = [str(name) for name in masks if name not in slots]
+    if unknown:
+        tied = {name for name, _ in _unwrap(model).named_parameters(remove_duplicate=False)} - set(slots)
+        why = "these are further names of tied weights; use the first one" if tied.issuperset(unknown) else (
+            "take the names from model.named_parameters(), without a wrapper's prefix"
+        )  # fmt: skip
+        raise SynflowError(f"the model has no parameter {_some(unknown)}; it has {_some(slots)}; {why}")
+    for name, mask in masks.items():
+        module, own_name = slots[name][0]
+        weight = module._parameters[own_name]
+        assert weight is not None
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise SynflowError(
+                f"{name}: a mask is a boolean tensor, True where a weight is kept, got {got}; try mask != 0"
+            )
+        if isinstance(weight, nn.parameter.UninitializedParameter):
+            raise SynflowError(f"{name}: the weight has no shape yet; run a batch through the model first")
+        if mask.shape != weight.shape:
+            raise SynflowError(
+                f"{name}: the mask has shape {tuple(mask.shape)}, the weight {tuple(weight.shape)}; "
+                "were the masks made for another architecture?"
+            )
+        if weight.is_meta or mask.is_meta:
+            raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
+        for owner, _ in slots[name]:
+            if isinstance(owner, torch.jit.ScriptModule):
+                raise SynflowError(
+                    f"{name} belongs to a TorchScript module, which cannot be masked; attach, bake, script"
+                )
+
+
+def _masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {_dense_name(key).removesuffix(MASK_SUFFIX): state[key] for key in state if key.endswith(MASK_SUFFIX)}
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _check_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state under the model's own keys, without masks; an error if anything is missing, left over or different."""
+    own = {key: value for key, value in _unwrap(model).state_dict().items() if not key.endswith(MASK_SUFFIX)}
+    keys = {_dense_name(key): key for key in own}
+    given = {_dense_name(key): value for key, value in state.items() if not key.endswith(MASK_SUFFIX)}
+    missing, unexpected = [key for key in keys if key not in given], [key for key in given if key not in keys]
+    if missing or unexpected:
+        parts = [f"lacks {_some(missing)}"] * bool(missing) + [f"has an unknown {_some(unexpected)}"] * bool(unexpected)
+        raise SynflowError(f"the state does not fit the model: it {' and '.join(parts)}; nothing was loaded")
+    for name, value in given.items():
+        wanted = own[keys[name]]
+        if isinstance(wanted, Tensor) and _kind(value) != _kind(wanted):
+            raise SynflowError(f"{name}: the state has {_kind(value)}, the model {_kind(wanted)}; nothing was loaded")
+    return {keys[name]: value for name, value in given.items()}
+
+
+def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    _unwrap(model).load_state_dict(_check_state(model, state))
