@@ -1,0 +1,183 @@
+"""From scores and a count to masks: exactly that many weights, ties broken by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import SynflowError
+
+Scope: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], "dict[str, Tensor]"]
+
+
+def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Keep the `count` candidates with the highest scores; among equals, those that come first.
+
+    >>> scores = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([1.0, 2.0])}
+    >>> keep_best(scores, {name: torch.ones(2, dtype=torch.bool) for name in scores}, 3)
+    {'a': tensor([True, True]), 'b': tensor([False, True])}
+    """
+    values = _gather(scores, candidates)
+    total = values.numel()
+    if count > total:
+        raise SynflowError(f"{count} weights are to stay but only {total} are left; ask for a higher compression")
+    if count == total:
+        return {name: mask.clone() for name, mask in candidates.items()}
+    if count == 0:
+        return {name: torch.zeros_like(mask) for name, mask in candidates.items()}
+    threshold = _kth_smallest(values, total - count)
+    del values
+    kept = {name: candidates[name] & (scores[name] > threshold) for name in candidates}
+    missing = count - sum(int(mask.sum()) for mask in kept.values())
+    for name, mask in kept.items():
+        if missing == 0:
+            break
+        ties = torch.nonzero((candidates[name] & (scores[name] == threshold)).flatten()).flatten()[:missing]
+        mask.view(-1)[ties] = True
+        missing -= ties.numel()
+    return kept
+
+
+def lightest(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], budget: float) -> int:
+    """How many candidates, lightest first, have scores that sum to less than the budget.
+
+    >>> lightest({"a": torch.tensor([0.5, 0.1, 0.2])}, {"a": torch.tensor([True, True, True])}, 0.31)
+    2
+    """
+    values = _gather(scores, candidates)
+    # Non-negative floats order as their bits do: sum whole classes of equal leading bits, then sort one class.
+    wide = values.dtype == torch.float64
+    bits = values.view(torch.int64) >> 46 if wide else values.view(torch.int32) >> 15
+    sums = torch.bincount(bits, weights=values.double())
+    below = int((torch.cumsum(sums, 0) < budget).sum())
+    start = float(sums[:below].sum())
+    inside, _ = torch.sort(values[bits == below])
+    running = torch.cumsum(inside.double(), 0) + start
+    return int((bits < below).sum()) + int((running < budget).sum())
+
+
+def total_score(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> float:
+    """The sum of the scores of a set of weights, in double precision."""
+    return sum(float(scores[name][mask].double().sum()) for name, mask in masks.items())
+
+
+def count(masks: Mapping[str, Tensor]) -> int:
+    """The number of weights that masks keep."""
+    return sum(int(mask.sum()) for mask in masks.values())
+
+
+def global_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """The best weights of the whole network."""
+    return keep_best(scores, candidates, keep)
+
+
+def layer_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """The same density in each layer, the best weights within it."""
+    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
+    return _by_counts(scores, candidates, keep, sizes)
+
+
+def uniform_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """The first layer dense and the same density in all others, as in RigL; where that is too many, as `layer`."""
+    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
+    first, rest = sizes[0], sizes[1:].sum()
+    if len(sizes) > 1 and keep >= first + len(sizes) - 1:
+        sizes[1:] *= (keep - first) / rest
+    return _by_counts(scores, candidates, keep, sizes)
+
+
+def erk_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """Erdos-Renyi-kernel: a layer's density in proportion to (sum of its dimensions) / (product), at most one."""
+    shapes = [tuple(mask.shape) for mask in candidates.values()]
+    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
+    raw = np.array([sum(shape) / np.prod(shape) if shape else 1.0 for shape in shapes])
+    dense = np.zeros(len(sizes), dtype=bool)
+    while True:
+        # Layers that would exceed density one are dense; what they leave is shared among the others.
+        open_weight = float((raw * sizes)[~dense].sum())
+        factor = (keep - sizes[dense].sum()) / open_weight if open_weight else 0.0
+        over = ~dense & (raw * factor > 1)
+        if not over.any():
+            break
+        dense |= over
+    return _by_counts(scores, candidates, keep, np.where(dense, sizes, raw * sizes * max(factor, 0.0)))
+
+
+SCOPES: dict[str, Scope] = {
+    "global": global_scope,
+    "layer": layer_scope,
+    "uniform": uniform_scope,
+    "erk": erk_scope,
+}
+
+
+def _by_counts(
+    scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int, shares: np.ndarray
+) -> dict[str, Tensor]:
+    """Keep the best within each layer, layer counts in proportion to the shares."""
+    limits = np.array([int(mask.sum()) for mask in candidates.values()])
+    counts = apportion(shares, limits, keep)
+    kept = {}
+    for (name, mask), number in zip(candidates.items(), counts, strict=True):
+        kept.update(keep_best({name: scores[name]}, {name: mask}, int(number)))
+    return kept
+
+
+def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in proportion to the shares, at most the limits, that sum to the total exactly.
+
+    Largest remainders; as long as the total allows, no layer is left without a weight.
+
+    >>> apportion(np.array([5.0, 3.0, 0.1]), np.array([9, 9, 9]), 8)
+    array([5, 2, 1])
+    """
+    if total > limits.sum():
+        raise SynflowError(f"{total} weights are to stay but only {int(limits.sum())} are left")
+    least = np.minimum(limits, 1) if total >= np.count_nonzero(limits) else np.zeros_like(limits)
+    low, high = 0.0, float(total) / max(float(shares[shares > 0].min(initial=1.0)), 1e-300)
+    for _ in range(200):
+        # Scale the shares so that, after the limits, they sum to the total.
+        middle = (low + high) / 2
+        if np.clip(shares * middle, least, limits).sum() < total:
+            low = middle
+        else:
+            high = middle
+    ideal = np.clip(shares * low, least, limits)
+    counts = np.maximum(np.floor(ideal + 1e-9).astype(np.int64), least)
+    order = np.argsort(-(ideal - counts), kind="stable")
+    while counts.sum() != total:
+        missing = total - int(counts.sum())
+        room = (
+            order[counts[order] < limits[order]]
+            if missing > 0
+            else order[::-1][counts[order[::-1]] > least[order[::-1]]]
+        )
+        counts[room[: abs(missing)]] += 1 if missing > 0 else -1
+    return counts
+
+
+def _gather(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor]) -> Tensor:
+    """The scores of the candidates in one vector."""
+    parts = []
+    for name, mask in candidates.items():
+        part = scores[name].detach()[mask]
+        if bool(torch.isnan(part).any()):
+            raise SynflowError(
+                f"{name}: {int(torch.isnan(part).sum())} of {part.numel()} scores are nan; no ranking is possible"
+            )
+        parts.append(part)
+    joined = torch.cat(parts)
+    # Adding zero turns -0.0 into 0.0, which the bits tell apart.
+    return (joined.float() if joined.dtype in (torch.float16, torch.bfloat16) else joined) + 0.0
+
+
+def _kth_smallest(values: Tensor, index: int) -> Tensor:
+    """The value at `index` in ascending order."""
+    if values.device.type == "cpu":
+        # numpy's selection is several times faster than torch's on the CPU.
+        return torch.as_tensor(np.partition(values.numpy(), index)[index])
+    return torch.kthvalue(values, index + 1).values

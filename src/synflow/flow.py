@@ -1,0 +1,104 @@
+"""A flow: a non-negative tensor that carries a power-of-two exponent, so that no depth overflows it.
+
+The value is ``data * 2**exponent``. Powers of two round nothing, so wherever plain floating point would have held, the
+digits are the same. Only the forward pass needs this: every cut conserves ``sum(x * dR/dx) = R``, so normalised
+activations have normalised gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+# Rescale when the largest entry leaves 2**-16 .. 2**16: a product of three such factors, summed over any tensor that
+# fits in memory, stays far inside float32, and most operations need no extra pass.
+WINDOW = 16
+
+# How often a term can meet each weight tensor: (fewest, most) as integer vectors over the prunable tensors.
+Degrees = tuple["np.ndarray[Any, np.dtype[np.int64]]", "np.ndarray[Any, np.dtype[np.int64]]"]
+
+
+class Flow(Tensor):
+    """A non-negative tensor with value ``data * 2**exponent``; operations on it go through the table of rules."""
+
+    exponent: int = 0
+    degrees: Degrees | None = None
+
+    # The table of rules is applied by a mode (see linearization.py); the class itself dispatches nothing, so inside a
+    # rule a Flow behaves as its plain data.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None) -> Flow:
+    """View a fresh tensor as a flow; the tensor object itself changes class, which costs nothing and adds no view."""
+    if type(data) is Tensor:
+        data.__class__ = Flow
+    elif not isinstance(data, Flow):
+        data = data.as_subclass(Flow)
+    assert isinstance(data, Flow)
+    data.exponent = exponent
+    data.degrees = degrees
+    return data
+
+
+def scaled(data: Tensor, power: int) -> Tensor:
+    """``data * 2**power``, exactly, as far as the type holds it (underflow gives zero)."""
+    while power:
+        part = max(-100, min(100, power))
+        data = data * math.ldexp(1.0, part)
+        power -= part
+        if part == -100 and power < -300:
+            return data * 0.0
+    return data
+
+
+def peak(data: Tensor) -> float:
+    """The largest entry, or zero when there is none."""
+    return float(data.detach().amax()) if data.numel() else 0.0
+
+
+def normalised(data: Tensor, exponent: int, degrees: Degrees | None = None) -> Flow:
+    """A flow of the same value whose largest entry is near one."""
+    top = peak(data)
+    if not math.isfinite(top):
+        raise FloatingPointError(f"the flow became {top} (exponent {exponent})")
+    shift = math.frexp(top)[1] if top else 0
+    if abs(shift) > WINDOW:
+        data, exponent = scaled(data, -shift), exponent + shift
+    return as_flow(data, exponent, degrees)
+
+
+def flows(arguments: Any) -> list[Flow]:
+    """All flows inside nested arguments, in order."""
+    return [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Flow)]
+
+
+def common_exponent(items: Iterable[Flow]) -> int:
+    """The exponent at which flows can be added: the largest of those that are not zero everywhere."""
+    items = list(items)
+    if len(items) == 1:
+        return items[0].exponent
+    live = [item.exponent for item in items if peak(item) > 0]
+    return max(live) if live else max((item.exponent for item in items), default=0)
+
+
+def either(items: Iterable[Flow]) -> Degrees | None:
+    """Degrees of a sum: a term of the sum is a term of one of its parts."""
+    known = [item.degrees for item in items if item.degrees is not None]
+    if not known:
+        return None
+    return np.min([low for low, _ in known], axis=0), np.max([high for _, high in known], axis=0)
+
+
+def both(items: Iterable[Flow]) -> Degrees | None:
+    """Degrees of a product: a term of the product joins one term of each factor."""
+    known = [item.degrees for item in items if item.degrees is not None]
+    if not known:
+        return None
+    return np.sum([low for low, _ in known], axis=0), np.sum([high for _, high in known], axis=0)

@@ -1,0 +1,120 @@
+"""Gradients and Hessian products of a loss at the masked weights, accumulated over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from .errors import SynflowError
+from .measurement import cast_rest
+from .network import Network, isolated
+
+Weights = Mapping[str, Tensor]
+
+
+def loss_gradients(
+    network: Network, masks: Weights | None, *, training: bool = True, temperature: float = 1.0
+) -> dict[str, Tensor]:
+    """dL/dw at the masked weights, summed over the batches (also for masked weights)."""
+    total: dict[str, Tensor] = {}
+    for loss, leaves in _losses(network, masks, training, temperature):
+        _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
+    return total
+
+
+def hessian_products(
+    network: Network, masks: Weights | None, vectors: Weights, *, training: bool = True, temperature: float = 1.0
+) -> dict[str, Tensor]:
+    """H v, the Hessian of the summed loss times a vector."""
+    total: dict[str, Tensor] = {}
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention kernels have no second derivative
+        for loss, leaves in _losses(network, masks, training, temperature):
+            inputs = list(leaves.values())
+            first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
+            along = [(g * vectors[n]).sum() for n, g in zip(leaves, first, strict=True) if g is not None]
+            slope = torch.stack(along).sum() if along else loss * 0.0
+            second: tuple[Tensor | None, ...] = (None,) * len(inputs)
+            if slope.requires_grad:
+                second = torch.autograd.grad(slope, inputs, allow_unused=True)
+            _accumulate(total, leaves, second)
+    return total
+
+
+def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights) -> dict[str, Tensor]:
+    """Synaptic saliency dR/dw * w of any scalar objective of the weights.
+
+    >>> saliency(lambda w: (w["a"] * w["b"]).sum(), {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
+    {'a': tensor([6.]), 'b': tensor([6.])}
+    """
+    leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    with torch.inference_mode(False), torch.enable_grad():
+        value = objective(leaves)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise SynflowError("the objective must return a tensor with one element, computed from the given weights")
+        found = torch.autograd.grad(value.reshape(()), list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf.detach()) if gradient is None else gradient * leaf.detach()
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+def masked_weights(network: Network, masks: Weights | None) -> dict[str, Tensor]:
+    """The weights as the pruned network sees them, in at least single precision."""
+    result = {}
+    for name, weight in network.weights.items():
+        dtype = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
+        value = weight.to(dtype)
+        result[name] = value.clone() if masks is None else value * masks[name]
+    return result
+
+
+def _losses(
+    network: Network, masks: Weights | None, training: bool, temperature: float
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    leaves = {name: value.requires_grad_() for name, value in masked_weights(network, masks).items()}
+    dtype = next(iter(leaves.values())).dtype
+    batches = network.batches
+    network.model.train(training)
+    network.replace(leaves)
+    cast_rest(network, dtype)
+    for position, (inputs, targets) in enumerate(batches):
+        # The same random numbers (dropout) in every pass over the same batch.
+        with isolated(network.seed + position, network.device):
+            outputs = network.call(pytree.tree_map(lambda leaf: _to(leaf, dtype), inputs))
+            if temperature != 1.0:
+                outputs = pytree.tree_map(lambda leaf: _scale(leaf, temperature), outputs)
+            loss = network.loss(outputs, targets)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
+            if not bool(torch.isfinite(loss)):
+                raise SynflowError(
+                    f"the loss is {float(loss)} on batch {position} of {len(batches)}; check that the data is finite "
+                    "and that the targets fit the loss"
+                )
+            if not loss.requires_grad:
+                raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
+            yield loss.reshape(()), leaves
+
+
+def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor | None, ...]) -> None:
+    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        if name not in total:
+            total[name] = torch.zeros_like(leaf.detach())
+        if gradient is not None:
+            total[name].add_(gradient.detach())
+
+
+def _to(leaf: object, dtype: torch.dtype) -> object:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _scale(leaf: object, temperature: float) -> object:
+    return leaf / temperature if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _describe(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

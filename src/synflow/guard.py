@@ -1,0 +1,97 @@
+"""Removing weights so that a path provably survives: the union bound, and exact tests where it says nothing.
+
+Removing a set of weights loses at most the sum of their scores. As long as that sum is below the flow, some path
+from an input to an output is left. Scores and flow are those of the terms that start at an input: a bias alone is no
+path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .allocation import count, keep_best, lightest, total_score
+from .connectivity import connected
+from .measurement import Measurement, measure
+from .network import Network
+
+# Scores are sums of many rounded terms: a bound met by less than this share is not relied on.
+ROUNDING = 1e-5
+
+
+class StuckError(Exception):
+    """Every weight that could still go lies on every path that is left."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__(f"{kept} weights are left and each lies on every path")
+        self.kept = kept
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Masks after a removal, and the share of the flow that went with it."""
+
+    masks: dict[str, Tensor]
+    pruned_fraction: float
+    complete: bool
+
+
+def input_flow(network: Network, masks: Mapping[str, Tensor], full: Measurement, power: int) -> Measurement:
+    """The flow that starts at inputs; where nothing is added on the way it is the flow already measured."""
+    return measure(network, masks, power=power, shifts=False) if full.had_shifts else full
+
+
+def remove(
+    network: Network,
+    masks: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    flow: Measurement,
+    *,
+    margin: float,
+    always: bool,
+) -> Removal:
+    """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
+
+    With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
+    they stay below the flow itself.
+    """
+    going = {name: masks[name] & ~wanted[name] for name in masks}
+    lost = total_score(flow.scores, going)
+    limit = flow.value * (margin if always else 1.0 - ROUNDING)
+    if lost < limit:
+        return Removal(dict(wanted), _fraction(lost, flow), complete=True)
+    number = lightest(flow.scores, going, flow.value * margin)
+    if number == 0:
+        return _single(network, masks, going, flow)
+    staying = keep_best(flow.scores, going, count(going) - number)
+    gone = {name: going[name] & ~staying[name] for name in going}
+    kept = {name: masks[name] & ~gone[name] for name in masks}
+    return Removal(kept, _fraction(total_score(flow.scores, gone), flow), complete=number == count(going))
+
+
+def _single(network: Network, masks: Mapping[str, Tensor], going: Mapping[str, Tensor], flow: Measurement) -> Removal:
+    """Remove one weight: the lightest if the bound allows it, else the lightest whose removal leaves a path."""
+    for name, index, score in _ascending(flow.scores, going):
+        trial = dict(masks)
+        trial[name] = masks[name].clone()
+        trial[name].view(-1)[index] = False
+        # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
+        if score < flow.value * (1.0 - ROUNDING) or connected(network, trial):
+            return Removal(trial, _fraction(score, flow), complete=count(going) == 1)
+    raise StuckError(count(masks))
+
+
+def _ascending(scores: Mapping[str, Tensor], going: Mapping[str, Tensor]) -> list[tuple[str, int, float]]:
+    entries = []
+    for name, mask in going.items():
+        flat = scores[name].flatten()
+        entries += [(float(flat[i]), name, int(i)) for i in torch.nonzero(mask.flatten()).flatten()]
+    entries.sort(key=lambda entry: entry[0])
+    return [(name, index, score) for score, name, index in entries]
+
+
+def _fraction(lost: float, flow: Measurement) -> float:
+    return lost / flow.value if flow.value > 0 else float("nan")

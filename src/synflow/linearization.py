@@ -1,0 +1,272 @@
+"""The table of positive stand-ins: how flow passes each operation, whoever calls it.
+
+A mode sees every torch operation of a forward pass. Operations that touch no flow run as they are (positions, masks,
+constants); the others are looked up by name in `RULES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .errors import SynflowError
+from .flow import Flow, as_flow, flows, scaled
+
+Rule: TypeAlias = Callable[..., Any]
+
+
+class NoRuleError(SynflowError):
+    """The model uses an operation for which no stand-in is known."""
+
+
+@dataclass
+class Arithmetic:
+    """How a pass computes: on real magnitudes, or just on whether there is a path.
+
+    `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
+    remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
+    booleans: one where there is flow, zero where there is none. What a layer in `watched` (by the id of its weight)
+    sends is kept in `taps`: its name, the tensor, the dimension of its units.
+    """
+
+    shifts: bool = True
+    divide: bool = True
+    saturate: bool = False
+    had_shifts: bool = False
+    notes: dict[str, None] = field(default_factory=dict)
+    watched: dict[int, str] | None = None
+    taps: list[tuple[str, Tensor, int]] = field(default_factory=list)
+
+
+class _Saturate(torch.autograd.Function):
+    """One where positive, forward and backward: with non-negative terms nothing cancels, so this is reachability."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor) -> Tensor:
+        return (data > 0).to(data.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return (gradients[0] > 0).to(gradients[0].dtype)
+
+
+def saturated(data: Tensor) -> Tensor:
+    """One where the data is positive, zero elsewhere; gradients likewise."""
+    result: Tensor = _Saturate.apply(data)
+    return result
+
+
+class _Active(threading.local):
+    mode: LinearizationMode | None = None
+
+
+_ACTIVE = _Active()
+
+RULES: dict[str, Rule] = {}
+_USER_RULES: dict[str, Rule] = {}
+
+# Operations whose answer is about the tensor, not its values: they run on the data as they are.
+ABOUT = frozenset(
+    [
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "nelement",
+        "ndimension",
+        "is_floating_point",
+        "is_complex",
+        "get_device",
+        "is_contiguous",
+        "element_size",
+        "storage_offset",
+        "__len__",
+        "__hash__",
+        "__repr__",
+        "__format__",
+        "data_ptr",
+        "_is_view",
+        "is_inference",
+        "is_same_size",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "new_tensor",
+        "rand_like",
+        "randn_like",
+        "is_nonzero",
+        "result_type",
+        "can_cast",
+        "promote_types",
+        "register_hook",
+        "requires_grad_",
+        "retain_grad",
+        "is_tensor",
+        "is_signed",
+    ]
+)
+
+ALIASES = {
+    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "concat": "cat",
+    "concatenate": "cat", "clip": "clamp", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
+    "__add__": "add", "__radd__": "add", "__mul__": "mul", "__rmul__": "mul", "__sub__": "sub", "__rsub__": "rsub",
+    "__truediv__": "div", "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__pow__": "pow", "__neg__": "neg",
+    "negative": "neg", "__matmul__": "matmul", "__rmatmul__": "rmatmul", "absolute": "abs", "__iadd__": "add_",
+    "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "arctan": "atan",
+}  # fmt: skip
+
+
+def register_rule(operation: str | Callable[..., Any], rule: Rule) -> None:
+    """Say how flow passes an operation: `rule(function, *args, **kwargs)` returns what stands in for it.
+
+    Inside the rule, torch functions act on flows as everywhere else in a flow pass. The operation is named as in the
+    error message, or given as the function. The built-in rules `identity`, `homogeneous` and `product` in
+    `synflow.rules` serve most cases; a rule added here goes before the built-in one.
+
+    >>> import torch, synflow
+    >>> synflow.register_rule(torch.special.entr, synflow.rules.identity)
+    """
+    name = operation if isinstance(operation, str) else operation.__name__
+    if not callable(rule):
+        raise SynflowError(f"the rule for {name!r} must be callable as rule(function, *args, **kwargs), got {rule!r}")
+    _USER_RULES[ALIASES.get(name, name)] = composite(rule)
+
+
+def composite(rule: Rule) -> Rule:
+    """A rule written in torch operations on flows, which are themselves looked up in the table."""
+
+    def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with active_mode():
+            return rule(function, *args, **kwargs)
+
+    return run
+
+
+def active_mode() -> LinearizationMode:
+    """The mode of the flow pass under way."""
+    if _ACTIVE.mode is None:
+        raise SynflowError("no flow pass is under way: rules can only be called from within one")
+    return _ACTIVE.mode
+
+
+def arithmetic() -> Arithmetic:
+    """How the pass under way computes."""
+    return active_mode().arithmetic
+
+
+class LinearizationMode(TorchFunctionMode):
+    """Within it, operations on flows are replaced by their stand-ins."""
+
+    def __init__(self, arithmetic: Arithmetic, modules: Mapping[nn.Module, str]) -> None:
+        super().__init__()
+        self.arithmetic = arithmetic
+        self.modules = modules
+        self._outer: list[LinearizationMode | None] = []
+
+    def __enter__(self) -> LinearizationMode:
+        self._outer.append(_ACTIVE.mode)
+        _ACTIVE.mode = self
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        _ACTIVE.mode = self._outer.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in SOURCES and not flows((args, kwargs)):
+            return SOURCES[name](func, *args, **kwargs)
+        if name == "__get__":
+            return _attribute(func, args, kwargs)
+        if name in ABOUT or not flows((args, kwargs)):
+            return func(*args, **kwargs)
+        name = ALIASES.get(name, name)
+        rule = _USER_RULES.get(name) or RULES.get(name)
+        if rule is not None:
+            return self._apply(rule, name, func, args, kwargs)
+        if name.endswith("_") and not name.endswith("__"):
+            return self._in_place(name, args, kwargs)
+        raise NoRuleError(self._no_rule(name, func))
+
+    def _apply(self, rule: Rule, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            return rule(func, *args, **kwargs)
+        except FloatingPointError as error:
+            raise SynflowError(f"{error} at the operation {name!r} in {self.where()}") from error
+
+    def _in_place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute out of place by the rule, then write into the first argument."""
+        base = ALIASES.get(name[:-1], name[:-1])
+        rule = _USER_RULES.get(base) or RULES.get(base)
+        function = getattr(Tensor, base, None) or getattr(torch.nn.functional, base, None)
+        if rule is None or function is None:
+            raise NoRuleError(self._no_rule(name, getattr(Tensor, name, None)))
+        return self.overwrite(args[0], self._apply(rule, base, function, args, kwargs))
+
+    def overwrite(self, target: Tensor, value: Any) -> Tensor:
+        """Put a flow into an existing tensor; a plain tensor becomes a flow, unless it is a window on another one."""
+        if value is target or not isinstance(value, Flow):
+            return target
+        if not isinstance(target, Flow):
+            if target._is_view():
+                raise SynflowError(
+                    f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would "
+                    "be lost; write into the tensor itself (out[...] = value), or build it with torch.cat or torch.stack"
+                )
+            as_flow(target, value.exponent)
+        shift = value.exponent - target.exponent
+        if abs(shift) > 40 and not target._is_view():
+            target.exponent, shift = value.exponent, 0
+        target.copy_(scaled(value, shift).to(target.dtype))
+        target.degrees = value.degrees
+        return target
+
+    def where(self) -> str:
+        """The innermost module that is running, by name and class."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and owner in self.modules:
+                return f"module {self.modules[owner] or '(the model itself)'!r} ({type(owner).__name__})"
+            frame = frame.f_back
+        return "the model"
+
+    def _no_rule(self, name: str, func: Any) -> str:
+        return (
+            f"no rule for the operation {name!r} on a flow, in {self.where()}. If flow passes it like an activation, "
+            f"register one with\n    synflow.register_rule({name!r}, synflow.rules.identity)\n"
+            "or pass a function rule(function, *args, **kwargs) that returns its positive stand-in "
+            f"(the operation is {func!r})"
+        )
+
+
+def _attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A property such as `.shape` as it is; one that is a tensor (`.T`, `.data`) is a flow again."""
+    value = func(*args, **kwargs)
+    owner = args[0]
+    if isinstance(owner, Flow) and isinstance(value, Tensor) and not isinstance(value, Flow):
+        return as_flow(value, owner.exponent, owner.degrees)
+    return value
+
+
+# Operations that start a flow: looking up an embedding is an input, like a floating-point input tensor.
+SOURCES: dict[str, Rule] = {}

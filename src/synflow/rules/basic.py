@@ -1,0 +1,156 @@
+"""The three rules that carry most operations: identity, homogeneous (sums), product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..flow import Flow, as_flow, both, common_exponent, either, flows, normalised, scaled
+from ..linearization import arithmetic, saturated
+
+# An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add.
+BLOCKING = -1e4
+
+
+def identity(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Activations: positive input, slope one, so flow passes unchanged (the first flow among the arguments)."""
+    return flows((args, kwargs))[0]
+
+
+def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Sums, means, concatenation, selection: the operation itself, with all exponents made equal."""
+    exponent, args, kwargs, degrees = _aligned(args, kwargs)
+
+    def wrap(data: Any) -> Any:
+        if not isinstance(data, Tensor) or not data.is_floating_point():
+            return data
+        return settled(data, exponent, degrees)
+
+    return pytree.tree_map(wrap, function(*args, **kwargs))
+
+
+def rearranged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Reshaping, indexing, copying of one flow: the operation itself; nothing grows, so nothing is rescaled."""
+    (source,) = flows((args, kwargs))
+
+    def wrap(data: Any) -> Any:
+        if not isinstance(data, Tensor) or isinstance(data, Flow):
+            return data
+        return as_flow(data, source.exponent, source.degrees)
+
+    return pytree.tree_map(wrap, function(*args, **kwargs))
+
+
+def product(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Operations linear in each factor: the operation itself on absolute constants; exponents add."""
+    factors = flows((args, kwargs))
+    dtype = factors[0].dtype
+    args, kwargs = pytree.tree_map(lambda leaf: positive(leaf, dtype), (args, kwargs))
+    return settled(function(*args, **kwargs), sum(f.exponent for f in factors), both(factors))
+
+
+def settled(data: Tensor, exponent: int, degrees: Any = None) -> Flow:
+    """The result of an arithmetic operation as a flow: rescaled, or in the booleans reduced to zero and one."""
+    if arithmetic().saturate:
+        return as_flow(saturated(data), 0, degrees)
+    return normalised(data, exponent, degrees)
+
+
+def positive(leaf: Any, dtype: torch.dtype) -> Any:
+    """A constant factor counts with its absolute value; flows and everything else stay."""
+    if isinstance(leaf, Flow) or not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.abs().to(dtype) if leaf.is_floating_point() else leaf
+
+
+def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
+    """A constant that is added: absolute, at the given exponent, zero in a pass that follows inputs only."""
+    pass_ = arithmetic()
+    constant = constant.detach().to(dtype)
+    if not pass_.shifts:
+        return torch.zeros_like(constant)
+    pass_.had_shifts = pass_.had_shifts or bool(torch.any(constant != 0))
+    return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
+
+
+def _aligned(args: Any, kwargs: Any) -> tuple[int, Any, Any, Any]:
+    items = flows((args, kwargs))
+    exponent, dtype = common_exponent(items), items[0].dtype
+    constants = [
+        leaf
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Flow) and leaf.is_floating_point()
+    ]
+    if constants and arithmetic().shifts:
+        # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero).
+        exponent = max(exponent, 0) if any(bool(torch.any(c != 0)) for c in constants) else exponent
+
+    def align(leaf: Any) -> Any:
+        if isinstance(leaf, Flow):
+            return leaf if leaf.exponent == exponent else scaled(leaf, leaf.exponent - exponent)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return shift(leaf, dtype, exponent)
+        return leaf
+
+    args, kwargs = pytree.tree_map(align, (args, kwargs))
+    return exponent, args, kwargs, either(items)
+
+
+def add(function: Callable[..., Any], first: Any, second: Any, *, alpha: Any = 1, **_: Any) -> Any:
+    """Sum and difference: a coefficient of -1 counts with its absolute value; mask constants block."""
+    second, blocked = _unblocked(second)
+    first, also = _unblocked(first)
+    if alpha != 1:
+        second = times(second, alpha)
+    total = homogeneous(torch.add, _tensor(first, second), _tensor(second, first))
+    for mask in (blocked, also):
+        if mask is not None:
+            total = as_flow(total.masked_fill(mask, 0.0), total.exponent, total.degrees)
+    return total
+
+
+def _unblocked(value: Any) -> tuple[Any, Tensor | None]:
+    """Split an added constant into what adds and where it blocks."""
+    if isinstance(value, Flow) or not isinstance(value, Tensor) or not value.is_floating_point():
+        return value, None
+    mask = value <= BLOCKING
+    if not bool(mask.any()):
+        return value, None
+    return value.masked_fill(mask, 0.0), mask
+
+
+def _tensor(value: Any, like: Any) -> Tensor:
+    """Python numbers as tensors, so that a sum treats them like any constant."""
+    if isinstance(value, Flow) or (isinstance(value, Tensor) and value.is_floating_point()):
+        return value
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def times(value: Any, factor: Any) -> Any:
+    """A product of two things, each a flow, a constant or a number."""
+    if not isinstance(value, Flow) and not isinstance(factor, Flow):
+        return value * factor
+    value, factor = _weighty(value), _weighty(factor)
+    return product(torch.mul, value if isinstance(value, Tensor) else abs(value), factor)
+
+
+def _weighty(value: Any) -> Any:
+    """A gain that is a parameter and zero everywhere (zero-initialised residual branches) counts as one."""
+    if isinstance(value, Flow):
+        return value
+    if isinstance(value, torch.nn.Parameter) and value.numel() and not bool(value.any()):
+        note_zero_gain()
+        return torch.ones_like(value)
+    return value.abs() if isinstance(value, Tensor) else abs(value)
+
+
+def note_zero_gain() -> None:
+    """Remember, for the certificate, that a zero-initialised gain counted as one."""
+    from ..linearization import active_mode
+
+    mode = active_mode()
+    mode.arithmetic.notes[f"{mode.where()}: a gain that is zero everywhere counts as one"] = None

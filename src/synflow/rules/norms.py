@@ -1,0 +1,139 @@
+"""Normalisation layers: a gain and a shift, as they act at initialisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..flow import Flow
+from ..linearization import Rule, arithmetic, composite
+from .arithmetic import reciprocal
+from .basic import note_zero_gain
+
+
+def batch_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|."""
+    gamma = _gain(weight)
+    if training or running_mean is None or running_var is None:
+        return _affine(x, gamma, bias, channel=1)
+    sigma = (running_var.to(x.dtype) + eps).sqrt()
+    gain = 1 / sigma if gamma is None else gamma / sigma
+    constant = -running_mean / sigma if gamma is None else -_plain(gamma) * running_mean / sigma
+    return _affine(x, gain, constant if bias is None else constant + bias, channel=1)
+
+
+def trailing_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Layer and RMS norm: gain |gamma|, shift |beta|."""
+    return _affine(x, _gain(weight), bias, channel=None)
+
+
+def group_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Group norm: gain |gamma|, shift |beta| for each channel."""
+    return _affine(x, _gain(weight), bias, channel=1)
+
+
+def instance_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Instance norm: as batch norm when it uses running statistics, else a gain and a shift."""
+    return batch_norm(function, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def normalize(function: Callable[..., Any], x: Flow, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Any:
+    """Division by a norm: the norm is a scale, not a path."""
+    return x * reciprocal(function, torch.linalg.vector_norm(x, p, dim, keepdim=True))
+
+
+def weight_norm(function: Callable[..., Any], direction: Tensor, length: Tensor, dim: int = 0) -> Any:
+    """Weight normalisation: the direction over its length without a gradient, times the gain."""
+    axes = [axis for axis in range(direction.dim()) if axis != dim] if dim >= 0 else list(range(direction.dim()))
+    if not isinstance(direction, Flow):
+        return length * (direction / direction.norm(dim=axes, keepdim=True))
+    return length * normalize(function, direction, 2.0, axes)
+
+
+def softmax(function: Callable[..., Any], x: Flow, dim: int | None = None, *_: Any, **__: Any) -> Any:
+    """Rows divided by their sum without a gradient: they still sum to one, and flow still passes."""
+    if not arithmetic().divide:
+        return x
+    return x / x.sum(-1 if dim is None else dim, keepdim=True)
+
+
+def _gain(weight: Tensor | None) -> Tensor | None:
+    if weight is None or isinstance(weight, Flow):
+        return weight
+    if weight.numel() and not bool(weight.any()):
+        note_zero_gain()
+        return torch.ones_like(weight)
+    return weight.detach()
+
+
+def _plain(gain: Tensor) -> Tensor:
+    return torch.Tensor.detach(gain.as_subclass(Tensor)) if isinstance(gain, Flow) else gain
+
+
+def _affine(x: Flow, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:
+    """Gain, then shift, along the channels (or along the trailing dimensions)."""
+    shape = None
+    if channel is not None and x.dim() > channel + 1:
+        shape = [1] * x.dim()
+        shape[channel] = -1
+    if gain is not None:
+        x = x * (gain if shape is None else gain.reshape(shape))
+    if constant is not None:
+        x = x + (constant if shape is None else constant.reshape(shape))
+    return x
+
+
+TABLE: dict[str, Rule] = {
+    "batch_norm": composite(batch_norm),
+    "layer_norm": composite(trailing_norm),
+    "rms_norm": composite(trailing_norm),
+    "group_norm": composite(group_norm),
+    "instance_norm": composite(instance_norm),
+    "normalize": composite(normalize),
+    "_weight_norm": composite(weight_norm),
+    "softmax": composite(softmax),
+    "_softmax": composite(softmax),
+}
