@@ -10,7 +10,6 @@ and break the copies of a model when one of them is baked.
 from __future__ import annotations
 
 import copyreg
-import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,16 +71,24 @@ def zero_pruned(module: nn.Module) -> None:
     for name in masked_names(module):
         parameter = module._parameters.get(name)
         if parameter is not None and not parameter.is_meta:
-            pruned = ~_local(_like(mask_of(module, name), parameter))
-            _local(parameter).masked_fill_(pruned, 0)
+            weight, mask = _local_parts(parameter, mask_of(module, name))
+            weight.masked_fill_(~mask, 0)
 
 
 # -- The subclass ------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _masked_class(base: Any, names: tuple[str, ...]) -> type[nn.Module]:
+_CLASSES: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+
+
+def _masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     """The subclass of `base` in which the named weights are masked; nothing in it belongs to one module."""
+    if (base, names) not in _CLASSES:
+        _CLASSES[base, names] = _make_masked_class(base, names)
+    return _CLASSES[base, names]
+
+
+def _make_masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _masked_property(name) for name in names}
     body |= {"_synflow_names": names, "_synflow_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
     body["__qualname__"] = base.__qualname__
@@ -155,9 +162,13 @@ def _masked_property(name: str) -> property:
         mask = self._buffers[key]
         assert mask is not None
         if torch.compiler.is_compiling():
-            return torch.where(_like(mask, parameter), parameter, 0)
+            return torch.where(mask, parameter, 0)
+        if _is_sharded(parameter) and not _is_sharded(mask):
+            # `fully_shard` asks for its parameter by name and needs that very object; within forward it is whole.
+            zero_pruned(self)
+            return parameter
         try:
-            weight = torch.where(_like(mask, parameter), parameter, 0)
+            weight = torch.where(mask, parameter, 0)
         except AttributeError as cause:  # would make `nn.Module.__getattr__` hand out the weight without its mask
             raise RuntimeError(f"the mask of {name} could not be applied: {cause}") from cause
         weight.__dict__.update(_LOST_WRITES)
@@ -250,17 +261,16 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def _like(mask: Tensor, parameter: Tensor) -> Tensor:
-    """The mask laid out as the parameter: each rank cuts its part out of the whole mask it holds."""
-    if not _is_sharded(parameter) or _is_sharded(mask):
-        return mask
+def _local_parts(parameter: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's part of a parameter and of its mask, of which every rank holds the whole."""
+    if not _is_sharded(parameter):
+        return parameter, mask
     from torch.distributed.tensor import distribute_tensor
 
     sharded: Any = parameter
-    return distribute_tensor(mask, sharded.device_mesh, sharded.placements, src_data_rank=None)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    either: Any = tensor
-    local: Tensor = either.to_local() if _is_sharded(tensor) else tensor
-    return local
+    weight: Tensor = sharded.to_local()
+    if not _is_sharded(mask):
+        mask = distribute_tensor(mask, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    part: Any = mask
+    local: Tensor = part.redistribute(sharded.device_mesh, sharded.placements).to_local()
+    return weight, local.to(weight.device)
