@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
     0.0
     """
     slots = _slots(model)
-    _check_masks(masks, slots, model)
+    check_masks(masks, model)
     for name, current in attached(model).items():
         revived = int((masks[name].to(current.device) & ~current).sum()) if name in masks else 0
         if revived:
@@ -93,7 +94,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     masks = _masks_in(state)
     slots = _slots(model)
-    _check_masks(masks, slots, model)
+    check_masks(masks, model)
     _check_state(model, state)
     _hold(masks, slots)
     _load(model, state)
@@ -161,6 +162,25 @@ def _slots(model: nn.Module) -> Slots:
     return slots
 
 
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter once, under its first name in the dense model, whatever the model is wrapped in."""
+    weights = {name: places[0][0]._parameters[places[0][1]] for name, places in _slots(model).items()}
+    return {name: weight for name, weight in weights.items() if weight is not None}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the names and shapes of all parameters, in any order: equal for equal architectures.
+
+    >>> fingerprint(nn.Linear(2, 3)) == fingerprint(nn.Linear(2, 3)) != fingerprint(nn.Linear(3, 2))
+    True
+    """
+    return fingerprint_of({name: list(weight.shape) for name, weight in named_weights(model).items()})
+
+
+def fingerprint_of(shapes: Mapping[str, list[int]]) -> str:
+    return hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()
+
+
 def _hold(masks: Mapping[str, Tensor], slots: Slots) -> None:
     for name, mask in masks.items():
         for module, own_name in slots[name]:
@@ -175,7 +195,9 @@ def _some(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _check_masks(masks: Mapping[str, Tensor], slots: Slots, model: nn.Module) -> None:
+def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raise an error unless each mask is a boolean tensor of the shape of a weight of the model."""
+    slots = _slots(model)
     if not isinstance(masks, Mapping):
         raise SynflowError(f"masks must be a dict of boolean tensors by parameter name, got {type(masks).__name__}")
     unknown = [str(name) for name in masks if name not in slots]
@@ -185,10 +207,9 @@ def _check_masks(masks: Mapping[str, Tensor], slots: Slots, model: nn.Module) ->
             "take the names from model.named_parameters(), without a wrapper's prefix"
         )  # fmt: skip
         raise SynflowError(f"the model has no parameter {_some(unknown)}; it has {_some(slots)}; {why}")
+    weights = named_weights(model)
     for name, mask in masks.items():
-        module, own_name = slots[name][0]
-        weight = module._parameters[own_name]
-        assert weight is not None
+        weight = weights[name]
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise SynflowError(
