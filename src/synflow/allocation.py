@@ -147,7 +147,7 @@ def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
         else:
             high = middle
     ideal = np.clip(shares * low, least, limits)
-    counts = np.maximum(np.floor(ideal + 1e-9).astype(np.int64), least)
+    counts: np.ndarray = np.maximum(np.floor(ideal + 1e-9).astype(np.int64), least)
     order = np.argsort(-(ideal - counts), kind="stable")
     while counts.sum() != total:
         missing = total - int(counts.sum())

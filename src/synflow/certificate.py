@@ -169,9 +169,8 @@ def _residuals(certificate: Certificate) -> str:
     if certificate.unit_residual is not None:
         parts.append(f"units within {certificate.unit_residual:.0e}")
     if certificate.layer_residual is not None:
-        parts.append(
-            f"{len(certificate.cuts)} of {len(certificate.layers)} layers are cuts, within {certificate.layer_residual:.0e}"
-        )
+        cuts = f"{len(certificate.cuts)} of {len(certificate.layers)} layers are cuts"
+        parts.append(f"{cuts}, within {certificate.layer_residual:.0e}")
     return "; ".join(parts)
 
 

@@ -24,7 +24,7 @@ def need(module: str, extra: str) -> ModuleType:
     2.0
     >>> need("no_such_module", extra="plots")
     Traceback (most recent call last):
-    synflow.errors.MissingExtraError: this needs the package 'no_such_module'; install it with: pip install 'synflow[plots]'
+    synflow.errors.MissingExtraError: this needs 'no_such_module'; install it with: pip install 'synflow[plots]'
     """
     try:
         return importlib.import_module(module)
@@ -32,9 +32,7 @@ def need(module: str, extra: str) -> ModuleType:
         if cause.name is not None and cause.name.split(".")[0] != module.split(".")[0]:
             raise
         package = module.split(".")[0]
-        raise MissingExtraError(
-            f"this needs the package {package!r}; install it with: pip install 'synflow[{extra}]'"
-        ) from cause
+        raise MissingExtraError(f"this needs {package!r}; install it with: pip install 'synflow[{extra}]'") from cause
 
 
 def choose(kind: str, name: object, table: dict[str, Any]) -> Any:

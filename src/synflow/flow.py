@@ -32,7 +32,7 @@ class Flow(Tensor):
 
     # The table of rules is applied by a mode (see linearization.py); the class itself dispatches nothing, so inside a
     # rule a Flow behaves as its plain data.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
 
 def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None) -> Flow:

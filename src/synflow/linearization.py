@@ -34,7 +34,8 @@ class Arithmetic:
     `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
     remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
     booleans: one where there is flow, zero where there is none. What a layer in `watched` (by the id of its weight)
-    sends is kept in `taps`: its name, the tensor, the dimension of its units.
+    sends is kept in `taps`: its name, the tensor, the dimension of its units;
+    `untapped` names the weights that were also used otherwise.
     """
 
     shifts: bool = True
@@ -44,6 +45,7 @@ class Arithmetic:
     notes: dict[str, None] = field(default_factory=dict)
     watched: dict[int, str] | None = None
     taps: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    untapped: set[str] = field(default_factory=set)
 
 
 class _Saturate(torch.autograd.Function):
@@ -75,50 +77,19 @@ _USER_RULES: dict[str, Rule] = {}
 
 # Operations whose answer is about the tensor, not its values: they run on the data as they are.
 ABOUT = frozenset(
-    [
-        "size",
-        "dim",
-        "numel",
-        "stride",
-        "nelement",
-        "ndimension",
-        "is_floating_point",
-        "is_complex",
-        "get_device",
-        "is_contiguous",
-        "element_size",
-        "storage_offset",
-        "__len__",
-        "__hash__",
-        "__repr__",
-        "__format__",
-        "data_ptr",
-        "_is_view",
-        "is_inference",
-        "is_same_size",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "new_tensor",
-        "rand_like",
-        "randn_like",
-        "is_nonzero",
-        "result_type",
-        "can_cast",
-        "promote_types",
-        "register_hook",
-        "requires_grad_",
-        "retain_grad",
-        "is_tensor",
-        "is_signed",
-    ]
+    """
+    size dim numel stride nelement ndimension is_floating_point is_complex get_device is_contiguous element_size
+    storage_offset __len__ __hash__ __repr__ __format__ data_ptr _is_view is_inference is_same_size new_zeros
+    new_ones new_full new_empty zeros_like ones_like full_like empty_like new_tensor rand_like randn_like
+    is_nonzero result_type can_cast promote_types register_hook requires_grad_ retain_grad is_tensor is_signed
+    """.split()
 )
-
+# Layers: what these send is the flow of their units.
+WEIGHTED = frozenset(
+    """
+    linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    """.split()
+)
 ALIASES = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "concat": "cat",
     "concatenate": "cat", "clip": "clamp", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
@@ -192,6 +163,8 @@ class LinearizationMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.arithmetic.watched is not None:
+            self._note_uses(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if name in SOURCES and not flows((args, kwargs)):
             return SOURCES[name](func, *args, **kwargs)
@@ -206,6 +179,13 @@ class LinearizationMode(TorchFunctionMode):
         if name.endswith("_") and not name.endswith("__"):
             return self._in_place(name, args, kwargs)
         raise NoRuleError(self._no_rule(name, func))
+
+    def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        name = getattr(func, "__name__", "")
+        if name in ABOUT or name in WEIGHTED or (name == "__get__" and not isinstance(func(*args), Tensor)):
+            return
+        watched = self.arithmetic.watched or {}
+        self.arithmetic.untapped.update(watched[id(f)] for f in flows((args, kwargs)) if id(f) in watched)
 
     def _apply(self, rule: Rule, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -230,9 +210,10 @@ class LinearizationMode(TorchFunctionMode):
             if target._is_view():
                 raise SynflowError(
                     f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would "
-                    "be lost; write into the tensor itself (out[...] = value), or build it with torch.cat or torch.stack"
+                    "be lost; write into the tensor itself (out[...] = value), or build it with torch.cat"
                 )
-            as_flow(target, value.exponent)
+            target = as_flow(target, value.exponent)
+        assert isinstance(target, Flow)
         shift = value.exponent - target.exponent
         if abs(shift) > 40 and not target._is_view():
             target.exponent, shift = value.exponent, 0

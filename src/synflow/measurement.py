@@ -122,7 +122,8 @@ def _input(leaf: Any, dtype: torch.dtype, degrees: bool, count: int) -> Any:
 def cast_rest(network: Network, dtype: torch.dtype) -> None:
     """Half-precision biases, norms and buffers of the copy in the precision of the scores."""
     for module in network.model.modules():
-        for table in (module._parameters, module._buffers):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
             for key, tensor in table.items():
                 if tensor is None or isinstance(tensor, Flow) or not tensor.is_floating_point():
                     continue
@@ -183,7 +184,7 @@ def _gradients(
     found = torch.autograd.grad(total, [*leaves.values(), *(sent for _, sent, _ in taps)], allow_unused=True)
     units: dict[str, Tensor] = {}
     for (name, sent, dimension), gradient in zip(taps, found[len(leaves) :], strict=True):
-        if gradient is not None:
+        if gradient is not None and name not in how.untapped:
             others = [axis for axis in range(sent.dim()) if axis != dimension]
             flow = (sent.detach().as_subclass(Tensor).double() * gradient.double()).sum(others)
             units[name] = units[name] + flow if name in units else flow

@@ -99,7 +99,7 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     if attribute not in parametrized:
         return module._parameters[attribute]
     parts = parametrized[attribute]
-    stored = parts._parameters.get("original", parts._parameters.get("original1"))
+    stored: Tensor | None = parts._parameters.get("original", parts._parameters.get("original1"))
     return stored
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..flow import Flow, as_flow, both
-from ..linearization import Rule, arithmetic, composite
+from ..linearization import WEIGHTED, NoRuleError, Rule, arithmetic, composite
 from .basic import add, homogeneous, positive, product, settled, shift, times
 
 
@@ -116,8 +116,6 @@ def power(function: Callable[..., Any], x: Any, exponent: Any) -> Any:
     if isinstance(exponent, Tensor) and not isinstance(exponent, Flow) and exponent.numel() == 1:
         exponent = float(exponent)
     if isinstance(exponent, Tensor) or not isinstance(x, Flow):
-        from ..linearization import NoRuleError
-
         raise NoRuleError("no rule for a power whose exponent is a tensor; register a rule for 'pow'")
     if exponent < 0:
         return reciprocal(function, x, -float(exponent))
@@ -207,14 +205,13 @@ def mean_and(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -
     return spread(function, x, *args, **kwargs), mean
 
 
-_PRODUCTS = (
-    ["matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "ger", "einsum", "tensordot", "kron", "chain_matmul", "multi_dot"]
-)  # fmt: skip
-_WEIGHTED = ["linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+_PRODUCTS = """
+matmul mm bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot
+""".split()
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, product),
-    **dict.fromkeys(_WEIGHTED, weighted),
+    **dict.fromkeys(WEIGHTED, weighted),
     "bilinear": lambda function, a, b, weight, bias=None: (
         product(function, a, b, weight) if bias is None else add(function, product(function, a, b, weight), bias)
     ),

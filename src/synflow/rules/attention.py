@@ -128,6 +128,11 @@ def selected_embedding(function: Callable[..., Any], ids: Tensor, table: Flow, *
     return as_flow(F.embedding(ids, table), table.exponent, table.degrees)
 
 
+def selected_bag(function: Callable[..., Any], ids: Tensor, table: Flow, *args: Any, **kwargs: Any) -> Any:
+    """A bag of embeddings that is itself pruned."""
+    return product(lambda rows: F.embedding_bag(ids, rows, *args, **kwargs), table)
+
+
 def embedding_bag(function: Callable[..., Any], ids: Tensor, table: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A bag of embeddings starts a flow: the bag of absolute rows."""
     kwargs.pop("max_norm", None)
@@ -141,7 +146,5 @@ TABLE: dict[str, Rule] = {
     "scaled_dot_product_attention": composite(scaled_dot_product),
     "multi_head_attention_forward": composite(multi_head),
     "embedding": selected_embedding,
-    "embedding_bag": lambda function, ids, table, *args, **kwargs: product(
-        lambda t: F.embedding_bag(ids, t, *args, **kwargs), table
-    ),
+    "embedding_bag": selected_bag,
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..flow import Flow, as_flow, both, common_exponent, either, flows, normalised, scaled
-from ..linearization import arithmetic, saturated
+from ..linearization import active_mode, arithmetic, saturated
 
 # An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add.
 BLOCKING = -1e4
@@ -91,6 +91,10 @@ def _aligned(args: Any, kwargs: Any) -> tuple[int, Any, Any, Any]:
 
     def align(leaf: Any) -> Any:
         if isinstance(leaf, Flow):
+            if leaf.exponent > exponent:
+                # Only a flow that is zero everywhere is left out of the common exponent; scaling it up would give
+                # its gradient an infinite factor.
+                return leaf * 0.0
             return leaf if leaf.exponent == exponent else scaled(leaf, leaf.exponent - exponent)
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return shift(leaf, dtype, exponent)
@@ -150,7 +154,5 @@ def _weighty(value: Any) -> Any:
 
 def note_zero_gain() -> None:
     """Remember, for the certificate, that a zero-initialised gain counted as one."""
-    from ..linearization import active_mode
-
     mode = active_mode()
     mode.arithmetic.notes[f"{mode.where()}: a gain that is zero everywhere counts as one"] = None

@@ -113,7 +113,7 @@ def _plain(gain: Tensor) -> Tensor:
     return torch.Tensor.detach(gain.as_subclass(Tensor)) if isinstance(gain, Flow) else gain
 
 
-def _affine(x: Flow, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:
+def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:
     """Gain, then shift, along the channels (or along the trailing dimensions)."""
     shape = None
     if channel is not None and x.dim() > channel + 1:

@@ -92,7 +92,8 @@ def recurrent_layer(
     per = len(flat) // (num_layers * directions)
     hidden = list(states[0].unbind(0)) if kind == "lstm" else list(states.unbind(0))
     cells = list(states[1].unbind(0)) if kind == "lstm" else [None] * len(hidden)
-    last_h, last_c = [], []
+    last_h: list[Any] = []
+    last_c: list[Any] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):

@@ -13,158 +13,27 @@ from ..flow import Flow, as_flow, either, flows, scaled
 from ..linearization import Rule, active_mode, arithmetic
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift
 
-_IDENTITY = [
-    "relu",
-    "relu6",
-    "leaky_relu",
-    "prelu",
-    "rrelu",
-    "elu",
-    "selu",
-    "celu",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "hardsigmoid",
-    "hardtanh",
-    "tanh",
-    "tanhshrink",
-    "sigmoid",
-    "softplus",
-    "softsign",
-    "logsigmoid",
-    "threshold",
-    "softshrink",
-    "hardshrink",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "log_softmax",
-    "atan",
-    "erf",
-    "asinh",
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_dropout",
-    "feature_alpha_dropout",
-    "native_dropout",
-    "neg",
-    "abs",
-    "positive",
-    "nan_to_num",
-    "fake_quantize_per_tensor_affine",
-    "local_response_norm",
-    "real",
-    "conj",
-    "resolve_conj",
-    "resolve_neg",
-]
-
-_REARRANGED = [
-    "reshape",
-    "view",
-    "flatten",
-    "unflatten",
-    "squeeze",
-    "unsqueeze",
-    "transpose",
-    "permute",
-    "movedim",
-    "t",
-    "adjoint",
-    "contiguous",
-    "clone",
-    "detach",
-    "expand",
-    "broadcast_to",
-    "repeat",
-    "tile",
-    "repeat_interleave",
-    "roll",
-    "flip",
-    "fliplr",
-    "flipud",
-    "rot90",
-    "narrow",
-    "select",
-    "index_select",
-    "gather",
-    "take_along_dim",
-    "__getitem__",
-    "chunk",
-    "split",
-    "split_with_sizes",
-    "tensor_split",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "unbind",
-    "diagonal",
-    "diag_embed",
-    "diag",
-    "tril",
-    "triu",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "channel_shuffle",
-    "native_channel_shuffle",
-    "unfold",
-    "fold",
-    "as_strided",
-    "masked_select",
-    "take",
-    "view_as_real",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "ravel",
-    "alias",
-    "swapaxes",
-    "unsafe_chunk",
-    "unsafe_split",
-]
-
-_SUMMED = [
-    "cat",
-    "stack",
-    "hstack",
-    "vstack",
-    "dstack",
-    "column_stack",
-    "row_stack",
-    "block_diag",
-    "maximum",
-    "fmax",
-    "max",
-    "amax",
-    "scatter",
-    "scatter_add",
-    "index_add",
-    "index_copy",
-    "index_put",
-    "masked_scatter",
-    "cumsum",
-    "nansum",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "lp_pool1d",
-    "lp_pool2d",
-    "upsample",
-    "upsample_nearest",
-    "upsample_bilinear",
-    "norm",
-    "vector_norm",
-    "frobenius_norm",
-    "trace",
-]
+_IDENTITY = """
+relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh tanh tanhshrink
+sigmoid softplus softsign logsigmoid threshold softshrink hardshrink clamp clamp_min clamp_max log_softmax
+atan erf asinh dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout
+native_dropout neg abs positive nan_to_num fake_quantize_per_tensor_affine local_response_norm real conj
+resolve_conj resolve_neg
+""".split()
+_REARRANGED = """
+reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adjoint contiguous clone detach
+expand broadcast_to repeat tile repeat_interleave roll flip fliplr flipud rot90 narrow select index_select
+gather take_along_dim __getitem__ chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind
+diagonal diag_embed diag tril triu pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle unfold
+fold as_strided masked_select take view_as_real atleast_1d atleast_2d atleast_3d ravel alias swapaxes
+unsafe_chunk unsafe_split
+""".split()
+_SUMMED = """
+cat stack hstack vstack dstack column_stack row_stack block_diag maximum fmax max amax scatter scatter_add
+index_add index_copy index_put masked_scatter cumsum nansum avg_pool1d avg_pool2d avg_pool3d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d lp_pool1d lp_pool2d upsample upsample_nearest
+upsample_bilinear norm vector_norm linalg_vector_norm linalg_norm frobenius_norm trace
+""".split()
 
 
 def reduced(function: Callable[..., Any], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
@@ -306,7 +175,8 @@ def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: An
     conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[dims]
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
     counted = conv(planes, ones, stride=stride, dilation=dilation)
-    counted = counted[(slice(None), slice(None), *(slice(0, n) for n in shape[-dims:]))].reshape(shape)
+    window = (slice(None), slice(None), *(slice(0, n) for n in shape[-dims:]))
+    counted = counted[window].reshape(shape)
     return homogeneous(torch.clone, as_flow(counted, x.exponent, x.degrees))
 
 
