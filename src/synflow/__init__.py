@@ -7,6 +7,8 @@ from .certificate import Certificate, certify
 from .errors import MissingExtraError, SynflowError
 from .gradients import saliency
 from .linearization import NoRuleError, register_rule
+from .mask_files import load_masks, save_masks
+from .masks import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
 from .pruning import Masks, Step, iterate, prune, score
 from .schedules import SCHEDULES
 from .scores import SCORES
@@ -24,15 +26,25 @@ __all__ = [
     "Step",
     "SynflowError",
     "__version__",
+    "attach",
+    "attached",
+    "bake",
     "certify",
     "conservation",
     "critical_compression",
+    "density",
+    "fingerprint",
     "iterate",
+    "load_masks",
+    "load_state",
     "max_compression",
     "prunable",
     "prune",
     "register_rule",
+    "rewind",
     "rules",
     "saliency",
+    "save_masks",
     "score",
+    "shuffle",
 ]

@@ -56,20 +56,24 @@ def remove(
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
-    they stay below the flow itself.
+    they stay below the flow itself. Where the measurement is loose, a path is looked for after each removal.
     """
     going = {name: masks[name] & ~wanted[name] for name in masks}
     lost = total_score(flow.scores, going)
     limit = flow.value * (margin if always else 1.0 - ROUNDING)
-    if lost < limit:
-        return Removal(dict(wanted), _fraction(lost, flow), complete=True)
-    number = lightest(flow.scores, going, flow.value * margin)
-    if number == 0:
-        return _single(network, masks, going, flow)
-    staying = keep_best(flow.scores, going, count(going) - number)
-    gone = {name: going[name] & ~staying[name] for name in going}
-    kept = {name: masks[name] & ~gone[name] for name in masks}
-    return Removal(kept, _fraction(total_score(flow.scores, gone), flow), complete=number == count(going))
+    number = everything = count(going)
+    if lost >= limit:
+        number = lightest(flow.scores, going, flow.value * margin)
+    while number > 0:
+        staying = keep_best(flow.scores, going, everything - number)
+        gone = {name: going[name] & ~staying[name] for name in going}
+        kept = {name: masks[name] & ~gone[name] for name in masks}
+        if not flow.loose or connected(network, kept):
+            return Removal(kept, _fraction(total_score(flow.scores, gone), flow), complete=number == everything)
+        number //= 2
+    if everything == 0:
+        return Removal(dict(masks), 0.0, complete=True)
+    return _single(network, masks, going, flow)
 
 
 def _single(network: Network, masks: Mapping[str, Tensor], going: Mapping[str, Tensor], flow: Measurement) -> Removal:
@@ -79,7 +83,8 @@ def _single(network: Network, masks: Mapping[str, Tensor], going: Mapping[str, T
         trial[name] = masks[name].clone()
         trial[name].view(-1)[index] = False
         # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
-        if score < flow.value * (1.0 - ROUNDING) or connected(network, trial):
+        bound = not flow.loose and score < flow.value * (1.0 - ROUNDING)
+        if bound or connected(network, trial):
             return Removal(trial, _fraction(score, flow), complete=count(going) == 1)
     raise StuckError(count(masks))
 

@@ -33,7 +33,8 @@ class Arithmetic:
 
     `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
     remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
-    booleans: one where there is flow, zero where there is none. What a layer in `watched` (by the id of its weight)
+    booleans: one where there is flow, zero where there is none. A pass is `loose` when a stand-in held part of the flow
+    fixed (a gate that reads the state), so that the union bound needs a second look. What a layer in `watched` (by the id of its weight)
     sends is kept in `taps`: its name, the tensor, the dimension of its units;
     `untapped` names the weights that were also used otherwise.
     """
@@ -42,6 +43,7 @@ class Arithmetic:
     divide: bool = True
     saturate: bool = False
     had_shifts: bool = False
+    loose: bool = False
     notes: dict[str, None] = field(default_factory=dict)
     watched: dict[int, str] | None = None
     taps: list[tuple[str, Tensor, int]] = field(default_factory=list)

@@ -31,6 +31,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     degrees: Degrees | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
+    loose: bool = False
 
     @property
     def log2(self) -> float:
@@ -92,7 +93,7 @@ def measure(
                     scores[name] = gradient.mul_(leaf.detach()).as_subclass(Tensor)
                 _check_scores(name, scores[name])
     notes.update(how.notes)
-    return Measurement(value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units)
+    return Measurement(value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose)
 
 
 def _magnitude(name: str, weight: Tensor, power: int, notes: dict[str, None]) -> Tensor:

@@ -18,7 +18,7 @@ from .connectivity import fewest_weights, shortest_path
 from .errors import SynflowError, choose
 from .guard import StuckError, input_flow, remove
 from .linearization import NoRuleError
-from .masks import attached
+from .masks import attached, fingerprint
 from .measurement import Measurement, measure
 from .network import Batch, Loss, Network, open_network
 from .schedules import SCHEDULES, Schedule, certified, exponential
@@ -231,7 +231,7 @@ def make_plan(
     about = {
         "method": _name(score), "compression": network.size / keep, "schedule": _name(schedule or "exponential"),
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guard, "margin": margin,
-        "weights": network.size, "kept": keep, "version": __version__,
+        "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
     return Plan(network, function, fall, where, steps, start, keep, margin, guard, about)
 

@@ -153,10 +153,11 @@ def reverse_matmul(function: Callable[..., Any], second: Any, first: Any) -> Any
 
 @composite
 def add_product(
-    function: Callable[..., Any], start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1
+    function: Callable[..., Any], start: Any = None, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any
 ) -> Any:
-    """addmm, baddbmm, addmv: a sum and a matrix product."""
-    result = torch.matmul(first, second)
+    """addmm, baddbmm, addmv: a sum and a matrix product (torch names the factors differently in each)."""
+    start = named.pop("input", start)
+    result = torch.matmul(*factors, *named.values())
     if alpha != 1:
         result = result * abs(alpha)
     return result if beta == 0 else start * abs(beta) + result
@@ -172,13 +173,6 @@ def add_scaled_product(function: Callable[..., Any], start: Any, first: Any, sec
 def interpolate_between(function: Callable[..., Any], start: Any, end: Any, weight: Any) -> Any:
     """lerp: both ends, each with its weight."""
     return start * (1 - weight) + end * weight if not isinstance(weight, Flow) else start * weight + end * weight
-
-
-@composite
-def gated_linear(function: Callable[..., Any], x: Any, dim: int = -1) -> Any:
-    """GLU: one half times the other."""
-    first, second = x.chunk(2, dim)
-    return first * second
 
 
 def mean_square(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +226,6 @@ TABLE: dict[str, Rule] = {
     "baddbmm": add_product,
     "addcmul": add_scaled_product,
     "lerp": interpolate_between,
-    "glu": gated_linear,
     "var": mean_square,
     "std": deviation,
     "var_mean": mean_and,

@@ -1,4 +1,8 @@
-"""Normalisation layers: a gain and a shift, as they act at initialisation."""
+"""Normalisation layers and bounded gates: a scale that no weight can change, a gain and a shift.
+
+What divides is a scale, not a path: it is applied without a gradient. Without it the flow of gated and residual
+networks would square from block to block, and whole branches would vanish beside others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flow import Flow
+from ..flow import Flow, as_flow
 from ..linearization import Rule, arithmetic, composite
 from .arithmetic import reciprocal
 from .basic import note_zero_gain
@@ -30,7 +34,7 @@ def batch_norm(
     """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|."""
     gamma = _gain(weight)
     if training or running_mean is None or running_var is None:
-        return _affine(x, gamma, bias, channel=1)
+        return _affine(unit_scale(x, [0, *range(2, x.dim())]), gamma, bias, channel=1)
     sigma = (running_var.to(x.dtype) + eps).sqrt()
     gain = 1 / sigma if gamma is None else gamma / sigma
     constant = -running_mean / sigma if gamma is None else -_plain(gamma) * running_mean / sigma
@@ -46,8 +50,9 @@ def trailing_norm(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """Layer and RMS norm: gain |gamma|, shift |beta|."""
-    return _affine(x, _gain(weight), bias, channel=None)
+    """Layer and RMS norm: unit scale over the trailing dimensions, gain |gamma|, shift |beta|."""
+    trailing = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    return _affine(unit_scale(x, list(range(-trailing, 0))), _gain(weight), bias, channel=None)
 
 
 def group_norm(
@@ -59,8 +64,9 @@ def group_norm(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """Group norm: gain |gamma|, shift |beta| for each channel."""
-    return _affine(x, _gain(weight), bias, channel=1)
+    """Group norm: unit scale of each group, gain |gamma| and shift |beta| of each channel."""
+    grouped = x.reshape(x.size(0), num_groups, -1)
+    return _affine(unit_scale(grouped, [2]).reshape(x.shape), _gain(weight), bias, channel=1)
 
 
 def instance_norm(
@@ -76,8 +82,10 @@ def instance_norm(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """Instance norm: as batch norm when it uses running statistics, else a gain and a shift."""
-    return batch_norm(function, x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    """Instance norm: as batch norm when it uses running statistics, else unit scale of each channel."""
+    if not use_input_stats:
+        return batch_norm(function, x, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _affine(unit_scale(x, list(range(2, x.dim()))), _gain(weight), bias, channel=1)
 
 
 def normalize(function: Callable[..., Any], x: Flow, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Any:
@@ -98,6 +106,30 @@ def softmax(function: Callable[..., Any], x: Flow, dim: int | None = None, *_: A
     if not arithmetic().divide:
         return x
     return x / x.sum(-1 if dim is None else dim, keepdim=True)
+
+
+def unit_scale(x: Any, dims: list[int]) -> Any:
+    """Divide by the root mean square over some dimensions, without a gradient."""
+    if not isinstance(x, Flow) or not arithmetic().divide or not dims:
+        return x
+    data = x.detach().as_subclass(Tensor)
+    # Relative to the largest entry, so that squares of small rows do not underflow.
+    top = data.amax(dims, keepdim=True).clamp_min(torch.finfo(data.dtype).tiny)
+    rms = top * (data / top).square().mean(dims, keepdim=True).sqrt()
+    return x * reciprocal(torch.reciprocal, as_flow(rms, x.exponent))
+
+
+def gate(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
+    """A bounded gate (sigmoid): flow in proportion to its input, at a scale of one."""
+    if not isinstance(x, Flow) or not arithmetic().divide:
+        return x
+    return x * reciprocal(torch.reciprocal, as_flow(x.detach().as_subclass(Tensor).mean(), x.exponent))
+
+
+def gated_linear(function: Callable[..., Any], x: Any, dim: int = -1) -> Any:
+    """GLU: one half, gated by the other."""
+    first, second = x.chunk(2, dim)
+    return first * torch.sigmoid(second)
 
 
 def _gain(weight: Tensor | None) -> Tensor | None:
@@ -134,6 +166,9 @@ TABLE: dict[str, Rule] = {
     "instance_norm": composite(instance_norm),
     "normalize": composite(normalize),
     "_weight_norm": composite(weight_norm),
+    "sigmoid": composite(gate),
+    "hardsigmoid": composite(gate),
+    "glu": composite(gated_linear),
     "softmax": composite(softmax),
     "_softmax": composite(softmax),
 }

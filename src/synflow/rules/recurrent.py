@@ -21,6 +21,7 @@ from ..linearization import Rule, arithmetic, composite
 def _still(x: Any) -> Any:
     """The same flow without a gradient and without degrees."""
     if isinstance(x, Flow):
+        arithmetic().loose = True
         return as_flow(x.detach().as_subclass(Tensor), x.exponent)
     return x
 

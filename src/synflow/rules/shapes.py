@@ -14,8 +14,8 @@ from ..linearization import Rule, active_mode, arithmetic
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
-relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh tanh tanhshrink
-sigmoid softplus softsign logsigmoid threshold softshrink hardshrink clamp clamp_min clamp_max log_softmax
+relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
+softplus softsign logsigmoid threshold softshrink hardshrink clamp clamp_min clamp_max log_softmax
 atan erf asinh dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout
 native_dropout neg abs positive nan_to_num fake_quantize_per_tensor_affine local_response_norm real conj
 resolve_conj resolve_neg
