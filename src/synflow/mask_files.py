@@ -31,6 +31,7 @@ __all__ = ["load_masks", "save_masks"]
 
 FORMAT, VERSION = "synflow masks", 1
 Packed = dict[str, bytes]
+_deserialize: Any = safetensors.deserialize
 
 
 def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **about: str | int | float | None) -> None:
@@ -145,7 +146,7 @@ def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
         raise SynflowError(f"{path}: there is no such file")
     try:
         data = path.read_bytes()
-        tensors: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+        tensors = dict(_deserialize(data))
     except OSError as cause:
         raise SynflowError(f"{path} cannot be read: {cause}") from cause
     except safetensors.SafetensorError as cause:

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,14 @@ from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release
 __all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle"]
 
 Model = TypeVar("Model", bound=nn.Module)
-Slots = dict[str, list[tuple[nn.Module, str]]]
+
+
+class Slot(NamedTuple):
+    """A place that holds a parameter: the parameter's name there, the module, and the attribute."""
+
+    name: str
+    module: nn.Module
+    attribute: str
 
 
 def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
@@ -54,9 +61,9 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
 def attached(model: nn.Module) -> dict[str, Tensor]:
     """The masks that a model holds, by the names of its parameters; empty for a plain model."""
     return {
-        name: mask_of(*places[0]).clone()
-        for name, places in _slots(model).items()
-        if places[0][1] in masked_names(places[0][0])
+        name: mask_of(first.module, first.attribute).clone()
+        for name, (first, *_) in _slots(model).items()
+        if first.attribute in masked_names(first.module)
     }
 
 
@@ -92,9 +99,16 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Masks in the state are attached, in place of those that the model holds for the same weights; other masks of the
     model stay. Names, shapes and dtypes must be the model's, or nothing is changed.
     """
-    masks = _masks_in(state)
     slots = _slots(model)
+    first_names = {slot.name: name for name, places in slots.items() for slot in places}
+    masks: dict[str, Tensor] = {}
+    for name, mask in _masks_in(state).items():
+        masks.setdefault(first_names.get(name, name), mask)
     check_masks(masks, model)
+    for name, mask in _masks_in(state).items():
+        first = first_names[name]
+        if not (mask is masks[first] or (isinstance(mask, Tensor) and torch.equal(mask, masks[first]))):
+            raise SynflowError(f"{name} is tied to {first}, but the state has another mask for it; nothing was loaded")
     _check_state(model, state)
     _hold(masks, slots)
     _load(model, state)
@@ -150,21 +164,21 @@ def _dense_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
-def _slots(model: nn.Module) -> Slots:
-    """The modules and attributes that hold each parameter, a tied one under its first name."""
-    slots: Slots = {}
+def _slots(model: nn.Module) -> dict[str, list[Slot]]:
+    """Where each parameter is held, a tied one in several places under its first name."""
+    slots: dict[str, list[Slot]] = {}
     first_names: dict[Tensor, str] = {}
     for prefix, module in _unwrap(model).named_modules():
-        for own_name, parameter in module._parameters.items():
+        for attribute, parameter in module._parameters.items():
             if parameter is not None:
-                name = _dense_name(f"{prefix}.{own_name}" if prefix else own_name)
-                slots.setdefault(first_names.setdefault(parameter, name), []).append((module, own_name))
+                name = _dense_name(f"{prefix}.{attribute}" if prefix else attribute)
+                slots.setdefault(first_names.setdefault(parameter, name), []).append(Slot(name, module, attribute))
     return slots
 
 
 def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter once, under its first name in the dense model, whatever the model is wrapped in."""
-    weights = {name: places[0][0]._parameters[places[0][1]] for name, places in _slots(model).items()}
+    weights = {name: first.module._parameters[first.attribute] for name, (first, *_) in _slots(model).items()}
     return {name: weight for name, weight in weights.items() if weight is not None}
 
 
@@ -181,10 +195,10 @@ def fingerprint_of(shapes: Mapping[str, list[int]]) -> str:
     return hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()
 
 
-def _hold(masks: Mapping[str, Tensor], slots: Slots) -> None:
+def _hold(masks: Mapping[str, Tensor], slots: Mapping[str, list[Slot]]) -> None:
     for name, mask in masks.items():
-        for module, own_name in slots[name]:
-            hold(module, own_name, mask)
+        for slot in slots[name]:
+            hold(slot.module, slot.attribute, mask)
 
 
 # -- At the door -------------------------------------------------------------------------------------------------------
@@ -202,7 +216,7 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
         raise SynflowError(f"masks must be a dict of boolean tensors by parameter name, got {type(masks).__name__}")
     unknown = [str(name) for name in masks if name not in slots]
     if unknown:
-        tied = {name for name, _ in _unwrap(model).named_parameters(remove_duplicate=False)} - set(slots)
+        tied = {slot.name for places in slots.values() for slot in places[1:]}
         why = "these are further names of tied weights; use the first one" if tied.issuperset(unknown) else (
             "take the names from model.named_parameters(), without a wrapper's prefix"
         )  # fmt: skip
@@ -224,11 +238,8 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
             )
         if weight.is_meta or mask.is_meta:
             raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
-        for owner, _ in slots[name]:
-            if isinstance(owner, torch.jit.ScriptModule):
-                raise SynflowError(
-                    f"{name} belongs to a TorchScript module, which cannot be masked; attach, bake, script"
-                )
+        if any(isinstance(slot.module, torch.jit.ScriptModule) for slot in slots[name]):
+            raise SynflowError(f"{name} is in a TorchScript module, which cannot be masked; attach, bake, then script")
 
 
 def _masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
