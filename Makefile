@@ -3,11 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
+# Two test workers with one thread each suit a small machine; raise it on a larger one: make test WORKERS=8
+WORKERS ?= 2
+
 export ORT_DISABLE_TELEMETRY := 1
 export HF_HUB_OFFLINE := 1
-export PYTHONHASHSEED := 0
 
-.PHONY: demo test lint types fuzz zoo bench test-slow build clean
+.PHONY: help demo test test-slow fuzz zoo bench build clean
+
+help:
+	@echo "make demo       prune a VGG-16 at 100x, print its certificate and layers"
+	@echo "make test       lint, types, tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make fuzz       the laws on 10,000+ random networks"
+	@echo "make zoo        every architecture of docs/zoo.md, pruned and certified"
+	@echo "make bench      the benchmarks, side by side in one run"
+	@echo "make build      wheel and source archive, tried in a fresh environment"
+	@echo "make clean      remove everything that was made"
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,6 +29,24 @@ export PYTHONHASHSEED := 0
 .venv/dev: .venv/core
 	$(PIP) install -c constraints.txt -e ".[dev]"
 	touch $@
+
+demo: .venv/core
+	$(BIN)/python examples/prune_vgg.py
+
+test: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-slow: .venv/dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+fuzz: .venv/dev
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/test_laws.py
+
+zoo: .venv/dev
+	$(BIN)/python tools/zoo.py --out docs/zoo.md
 
 clean:
 	rm -rf .venv build dist site runs .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs

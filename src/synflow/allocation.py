@@ -19,7 +19,7 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
 
     >>> scores = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([1.0, 2.0])}
     >>> keep_best(scores, {name: torch.ones(2, dtype=torch.bool) for name in scores}, 3)
-    {'a': tensor([True, True]), 'b': tensor([False, True])}
+    {'a': tensor([True, True]), 'b': tensor([False,  True])}
     """
     values = _gather(scores, candidates)
     total = values.numel()
@@ -133,7 +133,7 @@ def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
     Largest remainders; as long as the total allows, no layer is left without a weight.
 
     >>> apportion(np.array([5.0, 3.0, 0.1]), np.array([9, 9, 9]), 8)
-    array([5, 2, 1])
+    array([4, 3, 1])
     """
     if total > limits.sum():
         raise SynflowError(f"{total} weights are to stay but only {int(limits.sum())} are left")

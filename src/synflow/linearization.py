@@ -34,9 +34,9 @@ class Arithmetic:
     `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
     remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
     booleans: one where there is flow, zero where there is none. A pass is `loose` when a stand-in held part of the flow
-    fixed (a gate that reads the state), so that the union bound needs a second look. What a layer in `watched` (by the id of its weight)
-    sends is kept in `taps`: its name, the tensor, the dimension of its units;
-    `untapped` names the weights that were also used otherwise.
+    fixed (a gate that reads the state), so that the union bound needs a second look. What a layer in `watched` (by the
+    id of its weight) sends is kept in `taps`: its name, the tensor, the dimension of its units; `untapped` names the
+    weights that were also used otherwise.
     """
 
     shifts: bool = True
