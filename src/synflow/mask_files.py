@@ -50,6 +50,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
     for key, value in known.items():
         if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
             raise SynflowError(f"about {key!r}: only text and finite numbers can be saved, got {value!r}")
+    packed = {name: _packed(name, mask) for name, mask in masks.items()}
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
     of_model = known.pop("fingerprint", None)
     metadata = {
@@ -61,7 +62,6 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
         "fingerprint": str(of_model or fingerprint_of(shapes)),
         "fingerprint of": "model" if of_model else "masks",
     }
-    packed = {name: _packed(name, mask) for name, mask in masks.items()}
     _write(Path(path), _encoded(packed, {**metadata, "checksum": _checksum(packed, metadata)}))
 
 
