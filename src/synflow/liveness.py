@@ -1,0 +1,316 @@
+"""What is always zero, and stays zero in training, proved operation by operation.
+
+Two planes per tensor: `alive`, an element may be nonzero, and `felt`, its gradient may be. A weight that is zero now
+without being masked (a bias, a shift, a running mean) stays zero as long as its gradient is zero, which in turn may
+hinge on zeros it causes itself: ReLU's slope at zero is zero, GELU's is one half. So all of them are assumed to stay,
+and those for which that cannot be shown are dropped, until the assumption supports itself. By induction over
+training steps, it then holds for SGD and Adam with any momentum and weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .contractions import Contraction, contraction, product
+from .movement import MOVES, move, move_back, reduce_to
+from .tape import Ref, Step, Tape
+
+__all__ = ["ELEMENTWISE", "FACTORIES", "NORMS", "POOLS", "REDUCTIONS", "batch_norm_parts", "liveness"]
+
+# Of one variable. The slope at zero is zero for the flat ones, so no gradient passes an element that is always zero.
+FLAT = {"relu", "abs", "sign", "sgn", "hardshrink", "softshrink", "square", "relu6", "tanhshrink", "trunc", "round"}
+ODD = {"gelu", "silu", "mish", "tanh", "elu", "selu", "celu", "leaky_relu", "hardswish", "neg", "sin", "sinh", "asinh",
+       "atan", "erf", "expm1", "log1p", "prelu", "_prelu_kernel", "rrelu_with_noise", "softsign", "native_dropout",
+       "nan_to_num", "tan", "asin", "atanh"}  # fmt: skip
+SAME = {"clone", "_to_copy", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "to", "type_as"}
+OTHER_UNARY = {"sigmoid", "softplus", "hardsigmoid", "exp", "cos", "cosh", "log", "sqrt", "rsqrt", "reciprocal",
+               "log_sigmoid_forward", "acos", "erfc", "logical_not", "bitwise_not", "floor", "ceil", "exp2", "log2",
+               "isnan", "isinf", "threshold", "frac"}  # fmt: skip
+RANDOM = {"bernoulli", "uniform", "normal", "exponential", "random", "fill", "zero", "copy"}
+BINARY = {"add", "sub", "rsub", "mul", "div", "maximum", "minimum", "where", "masked_fill", "pow", "hardtanh", "clamp",
+          "clamp_min", "clamp_max", "addcmul", "addcdiv", "lerp", "atan2", "eq", "ne", "lt", "le", "gt", "ge",
+          "logical_and", "logical_or", "bitwise_and", "bitwise_or", "remainder", "fmod", "floor_divide",
+          "true_divide"}  # fmt: skip
+ELEMENTWISE = FLAT | ODD | SAME | OTHER_UNARY | RANDOM | BINARY
+FACTORIES = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "rand", "randn"}
+LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
+# The second dimension, channels, is kept; positions are mixed.
+POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices",
+         "max_pool1d", "max_pool2d", "max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+         "adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_avg_pool1d", "upsample_nearest1d",
+         "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_linear1d",
+         "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+         "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
+         "replication_pad3d", "grid_sampler_2d"}  # fmt: skip
+BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+               "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm", "batch_norm"}  # fmt: skip
+NORMS = BATCH_NORMS | {"native_layer_norm", "native_group_norm"}
+REDUCTIONS = {"sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "var", "std", "var_mean", "std_mean",
+              "logsumexp", "prod"}  # fmt: skip
+REDUCED_ONCE = {"sum", "mean", "amax", "amin", "linalg_vector_norm"}  # to one tensor, zeros to zero
+ALONG = {"_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"}
+
+
+@dataclass
+class _State:
+    tape: Tape
+    alive: dict[int, Tensor]
+    felt: dict[int, Tensor]
+    contractions: dict[int, Contraction]
+
+    def value(self, number: int | None) -> Tensor:
+        """May be nonzero? Yes for whatever no rule has said anything about."""
+        if number is None:
+            return torch.zeros((), dtype=torch.bool)
+        if number not in self.alive:
+            self.alive[number] = torch.ones([1] * len(self.tape.shapes[number]), dtype=torch.bool)
+        return self.alive[number]
+
+    def gradient(self, number: int) -> Tensor:
+        if number not in self.felt:
+            self.felt[number] = torch.zeros([1] * len(self.tape.shapes[number]), dtype=torch.bool)
+        return self.felt[number]
+
+    def feel(self, number: int | None, plane: Tensor) -> None:
+        if number is not None:
+            self.felt[number] = self.gradient(number) | reduce_to(plane, self.tape.shapes[number])
+
+    def feel_all(self, step: Step) -> None:
+        if any(bool(self.gradient(out).any()) for out in step.outputs):
+            for number in step.inputs:
+                self.feel(number, torch.ones([1] * len(self.tape.shapes[number]), dtype=torch.bool))
+
+
+def liveness(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """For each tensor on the tape, where it may ever be nonzero, now or in training.
+
+    `leaves` are the model's parameters and buffers by name, pruned weights at zero.
+    """
+    contractions = {i: c for i, step in enumerate(tape.steps) if (c := contraction(step, tape)) is not None}
+    zero: dict[int, Tensor] = {}
+    settled: dict[int, Tensor] = {}  # zero for good: masked, or a buffer that nothing writes to
+    trained = _running_means(tape)
+    for number, name in tape.leaves.items():
+        zero[number] = leaves[name] == 0
+        if number in tape.written:
+            zero[number] = torch.zeros_like(zero[number])
+        if name in masks:
+            settled[number] = ~masks[name]
+        elif not isinstance(leaves[name], torch.nn.Parameter):
+            settled[number] = zero[number]
+    while True:
+        state = _State(tape, {n: ~z for n, z in zero.items()}, {}, contractions)
+        for place, step in enumerate(tape.steps):
+            _forward(state, place, step)
+        for number in tape.outputs:
+            state.feel(number, torch.ones([1] * len(tape.shapes[number]), dtype=torch.bool))
+        for place in reversed(range(len(tape.steps))):
+            _backward(state, place, tape.steps[place])
+        changed = False
+        for number, plane in zero.items():
+            woken = plane & state.gradient(number).expand(plane.shape)
+            if number in settled:
+                woken &= ~settled[number]
+            for source in trained.get(number, ()):  # a running mean follows what it averages
+                woken = woken | (plane & _channels(state.value(source)).expand(plane.shape))
+            if bool(woken.any()):
+                zero[number] = plane & ~woken
+                changed = True
+        if not changed:
+            return state.alive
+
+
+def batch_norm_parts(step: Step) -> list[int]:
+    """What a batch norm reads per channel: gain, shift, running mean and variance, as far as it has them."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    return [number for name in names if (number := step.ref(name)) is not None]
+
+
+def _running_means(tape: Tape) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for step in tape.steps:
+        if step.name in BATCH_NORMS and (mean := step.ref("running_mean")) is not None:
+            found.setdefault(mean, []).append(step.inputs[0])
+    return found
+
+
+def _channels(plane: Tensor) -> Tensor:
+    """What holds for any element of a channel (the second dimension)."""
+    return plane.transpose(0, 1).reshape(plane.shape[1], -1).any(1)
+
+
+def _per_channel(plane: Tensor, rank: int) -> Tensor:
+    """A channel's plane beside an activation."""
+    return plane.reshape(1, -1, *[1] * (rank - 2)) if plane.dim() else plane
+
+
+def _scalar(value: object) -> bool:
+    """May this argument be nonzero, where it stands for a number?"""
+    return isinstance(value, Ref) or value != 0
+
+
+def _forward(state: _State, place: int, step: Step) -> None:
+    tape, name, outputs = state.tape, step.name, step.outputs
+    if (c := state.contractions.get(place)) is not None:
+        alive = c.show_out(product(c.see_x(state.value(c.x)), c.see_y(state.value(c.y))))
+        if c.bias is not None:
+            bias = state.value(c.bias)
+            alive = alive | (_per_channel(bias, alive.dim()) if c.groups else bias)
+        state.alive[outputs[0]] = alive
+    elif name in MOVES:
+        moved = step.inputs if name in ("cat", "stack") else step.inputs[:1]
+        for out, plane in zip(outputs, move(step, tape, [state.value(n) for n in moved]), strict=True):
+            state.alive[out] = plane
+    elif name in BATCH_NORMS:
+        x = state.value(step.inputs[0])
+        mean = _per_channel(state.value(step.ref("running_mean")), x.dim())
+        gain = step.ref("weight")
+        varied = _per_channel(_channels(x), x.dim()) | mean
+        if gain is not None:
+            varied = varied & _per_channel(state.value(gain), x.dim())
+        state.alive[outputs[0]] = varied | _per_channel(state.value(step.ref("bias")), x.dim())
+    elif name in FLAT | ODD | SAME:
+        for out in outputs[:1]:
+            state.alive[out] = state.value(step.inputs[0])
+    elif name in ("zeros", "new_zeros", "zeros_like"):
+        state.alive[outputs[0]] = torch.zeros([1] * len(tape.shapes[outputs[0]]), dtype=torch.bool)
+    elif name in BINARY:
+        plane = _binary_forward(state, step)
+        state.alive[outputs[0]] = plane
+    elif name in POOLS:
+        x = state.value(step.inputs[0])
+        for dim in range(2, x.dim()):
+            x = x.any(dim, keepdim=True)
+        state.alive[outputs[0]] = x
+    elif name in REDUCED_ONCE:
+        state.alive[outputs[0]] = _reduce(step, state.value(step.inputs[0]))
+    elif name == "embedding":
+        columns = state.value(step.ref("weight")).any(0)
+        state.alive[outputs[0]] = columns.reshape([1] * (len(tape.shapes[outputs[0]]) - 1) + [-1])
+    # whatever else: may be nonzero
+
+
+def _backward(state: _State, place: int, step: Step) -> None:
+    tape, name = state.tape, step.name
+    if not any(bool(state.gradient(out).any()) for out in step.outputs):
+        return
+    felt = state.gradient(step.outputs[0])
+    if (c := state.contractions.get(place)) is not None:
+        x, y, out = c.see_x(state.value(c.x)), c.see_y(state.value(c.y)), c.see_out(felt)
+        out = out.expand(*out.shape[:2], y.shape[2])
+        state.feel(c.x, c.show_x(product(out, y.transpose(1, 2))))
+        m = max(x.shape[1], out.shape[1])
+        state.feel(c.y, c.show_y(product(x.expand(-1, m, -1).transpose(1, 2), out.expand(-1, m, -1))))
+        if c.bias is not None:
+            state.feel(c.bias, _channels(c.show_out(out)) if c.groups else felt)
+    elif name in MOVES:
+        moved = step.inputs if name in ("cat", "stack") else step.inputs[:1]
+        for number, plane in zip(moved, move_back(step, tape, [state.gradient(o) for o in step.outputs]), strict=False):
+            state.feel(number, plane)
+    elif name in BATCH_NORMS:
+        channels = _channels(felt.expand(-1, tape.shapes[step.inputs[0]][1], *[-1] * (felt.dim() - 2)))
+        x, mean = _channels(state.value(step.inputs[0])), state.value(step.ref("running_mean"))
+        gain = step.ref("weight")
+        passed = channels & state.value(gain) if gain is not None else channels
+        state.feel(step.inputs[0], _per_channel(passed, felt.dim()))
+        state.feel(gain, channels & (x | mean))
+        state.feel(step.ref("bias"), channels)
+    elif name in FLAT:
+        state.feel(step.inputs[0], felt & state.value(step.inputs[0]))
+    elif name in ODD | SAME:
+        state.feel(step.inputs[0], felt)
+        for number in step.inputs[1:]:  # a slope that is learnt: its gradient is a multiple of the input
+            state.feel(number, _slope(felt & state.value(step.inputs[0]), tape.shapes[number]))
+    elif name in BINARY:
+        _binary_backward(state, step, felt)
+    elif name in POOLS:
+        for dim in range(2, felt.dim()):
+            felt = felt.any(dim, keepdim=True)
+        state.feel(step.inputs[0], felt)
+    elif name in OTHER_UNARY:
+        state.feel(step.inputs[0], felt)
+    elif name in ALONG:
+        state.feel(step.inputs[0], felt.any(step.args["dim"], keepdim=True))
+    elif name in REDUCED_ONCE:
+        state.feel(step.inputs[0], _unreduce(step, felt, len(tape.shapes[step.inputs[0]])))
+    elif name == "embedding":
+        columns = felt.reshape(-1, felt.shape[-1]).any(0)
+        state.feel(step.ref("weight"), columns.reshape(1, -1))
+    else:
+        state.feel_all(step)
+
+
+def _binary_forward(state: _State, step: Step) -> Tensor:
+    tape, name, args = state.tape, step.name, step.args
+    planes = [state.value(n) for n in step.inputs]
+    rank = len(tape.shapes[step.outputs[0]])
+    sure = torch.ones([1] * rank, dtype=torch.bool)
+    if name in ("add", "sub") and len(planes) == 2:
+        return (planes[0] | planes[1]) & sure
+    if name in ("add", "sub"):
+        return sure if _scalar(args["other"]) else planes[0]
+    if name == "mul" and len(planes) == 2:
+        return planes[0] & planes[1] & sure
+    if name in ("mul", "div", "true_divide"):
+        return planes[0] & sure
+    if name == "pow" and isinstance(args.get("exponent"), int | float) and args["exponent"] >= 1:
+        return planes[0]
+    if name == "hardtanh" and args["min_val"] <= 0 <= args["max_val"]:
+        return planes[0]
+    if name == "masked_fill" and len(planes) == 2 and args.get("value") == 0:
+        return planes[0] & sure
+    if name == "addcmul" and len(planes) == 3:
+        return (planes[0] | (planes[1] & planes[2])) & sure
+    return sure
+
+
+def _binary_backward(state: _State, step: Step, felt: Tensor) -> None:
+    name, args, inputs = step.name, step.args, step.inputs
+    if name == "mul" and len(inputs) == 2:
+        state.feel(inputs[0], felt & state.value(inputs[1]))
+        state.feel(inputs[1], felt & state.value(inputs[0]))
+    elif name == "div" and len(inputs) == 2:
+        state.feel(inputs[0], felt)
+        state.feel(inputs[1], felt & state.value(inputs[0]))
+    elif name == "pow" and isinstance(args.get("exponent"), int | float) and args["exponent"] > 1:
+        state.feel(inputs[0], felt & state.value(inputs[0]))
+    elif name == "hardtanh" and (args["min_val"] == 0 or args["max_val"] == 0):
+        state.feel(inputs[0], felt & state.value(inputs[0]))
+    elif name == "addcmul" and len(inputs) == 3:
+        state.feel(inputs[0], felt)
+        state.feel(inputs[1], felt & state.value(inputs[2]))
+        state.feel(inputs[2], felt & state.value(inputs[1]))
+    else:
+        for number in inputs:
+            state.feel(number, felt)
+
+
+def reduced(step: Step, rank: int) -> list[int]:
+    """The dimensions that a reduction runs over."""
+    dims = step.args.get("dim")
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return sorted(d % rank for d in dims) if rank else []
+
+
+def _reduce(step: Step, plane: Tensor) -> Tensor:
+    for dim in reversed(reduced(step, plane.dim())):
+        plane = plane.any(dim, keepdim=bool(step.args.get("keepdim")))
+    return plane
+
+
+def _unreduce(step: Step, plane: Tensor, rank: int) -> Tensor:
+    if not step.args.get("keepdim"):
+        for dim in reduced(step, rank):
+            plane = plane.unsqueeze(dim)
+    return plane
+
+
+def _slope(plane: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The gradient of PReLU's slopes, which lie along the channels or are one for all."""
+    if shape and shape[0] > 1 and plane.dim() > 1 and len(shape) == 1:
+        return _channels(plane)
+    return plane.any().reshape([1] * len(shape)) if len(shape) != plane.dim() else plane

@@ -1,0 +1,130 @@
+"""Which units go: the largest set whose absence nobody outside it can notice.
+
+All units are assumed to go; those whose absence would be noticed by one that stays are put back, until nobody notices.
+A sum of products notices a missing index where both factors may be nonzero and the result stays. So units that only
+feed each other go together, also around residual blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .contractions import product
+from .coupling import Coupling
+from .units import Axes
+
+__all__ = ["choose_units", "gone_plane"]
+
+
+def choose_units(
+    coupling: Coupling, alive: Mapping[int, Tensor], frozen: set[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """For each unit: does it go, and is it dead, that is, does nothing that stays read it?
+
+    `frozen` are further units that must stay.
+    """
+    units = coupling.units
+    root = units.roots(torch.arange(len(units.parent)))
+    free = torch.ones(len(root), dtype=torch.bool)
+    for unit in (*units.reasons, *(frozen or ())):
+        free[units.find(unit)] = False
+    gone = free.clone()
+    while True:
+        before = int(gone.sum())
+        _notice(coupling, alive, root, gone)
+        _joints(coupling, root, gone)
+        _keep_one(coupling, root, gone)
+        _even_out(coupling, root, gone)
+        if int(gone.sum()) == before:
+            break
+    dead = torch.zeros_like(gone)
+    for ids, _ in coupling.sums:
+        dead[root[ids]] = True
+    _notice(coupling, alive, root, dead, gone)
+    return gone[root], dead[root]
+
+
+def gone_plane(axes: Axes, gone: Tensor) -> Tensor:
+    """Which elements of a tensor go, as a plane."""
+    plane = torch.zeros([1] * len(axes), dtype=torch.bool)
+    for ids in axes:
+        if ids is not None:
+            plane = plane | gone[ids]
+    return plane
+
+
+def _notice(
+    coupling: Coupling, alive: Mapping[int, Tensor], root: Tensor, going: Tensor, gone: Tensor | None = None
+) -> None:
+    """Put back what is read by something that stays."""
+    for ids, p in coupling.sums:
+        ids = root[ids]
+        if not bool(going[ids].any()):
+            continue
+        x, y = p.see_x(_plane(alive, p.x, p.shapes[0])), p.see_y(_plane(alive, p.y, p.shapes[1]))
+        stays = p.see_out(~gone_plane(_roots(coupling.of(p.out), root), going if gone is None else gone))
+        read = product(stays.expand(*stays.shape[:2], y.shape[2]), y.transpose(1, 2)) & x  # (batch, m, k)
+        read = read.any(1)
+        if read.shape[0] > ids.shape[0]:
+            read = read.any(0, keepdim=True)
+        going[ids[read.expand(ids.shape)]] = False
+    for number, dim, out in coupling.totals:
+        axis = coupling.of(number)[dim]
+        assert axis is not None
+        axis = root[axis]
+        shape = coupling.tape.shapes[number]
+        seen = _plane(alive, number, shape) & ~gone_plane(_roots(coupling.of(number), root, dim), going)
+        seen, axis = torch.broadcast_tensors(seen, axis)
+        going[axis[seen]] = False
+
+
+def _plane(alive: Mapping[int, Tensor], number: int, shape: tuple[int, ...]) -> Tensor:
+    plane = alive.get(number)
+    return torch.ones([1] * len(shape), dtype=torch.bool) if plane is None else plane
+
+
+def _roots(axes: Axes, root: Tensor, skip: int | None = None) -> Axes:
+    return [None if ids is None or dim == skip else root[ids] for dim, ids in enumerate(axes)]
+
+
+def _joints(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
+    """A whole goes if and only if its row or its column goes."""
+    for whole, row, column in coupling.units.joints:
+        whole, row, column = root[whole], root[row], root[column]
+        while True:
+            before = int(gone[whole].sum() + gone[row].sum() + gone[column].sum())
+            stays = ~gone[whole]
+            gone[row[stays]] = False
+            gone[column[stays]] = False
+            gone[whole[~gone[row] & ~gone[column]]] = False
+            if int(gone[whole].sum() + gone[row].sum() + gone[column].sum()) == before:
+                break
+
+
+def _keep_one(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
+    """No dimension of a parameter becomes empty."""
+    for number in coupling.tape.leaves:
+        for dim, ids in enumerate(coupling.axes.get(number, ())):
+            if ids is None:
+                continue
+            lines = root[ids].movedim(dim, -1)
+            lines = lines.reshape(-1, lines.shape[-1])
+            if len(lines) == 1 and bool(gone[lines].all()):
+                gone[lines[0, 0]] = False
+
+
+def _even_out(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
+    """As many units go in every line that stays, and never all."""
+    for matrix, rows in coupling.units.counts:
+        lines = root[matrix]
+        if rows is not None:
+            lines = lines[~gone[root[rows]]]
+        if len(lines) == 0:
+            continue
+        going = gone[lines]
+        limit = min(int(going.sum(1).min()), lines.shape[1] - 1)
+        extra = going & (going.cumsum(1) > limit)
+        gone[lines[extra]] = False

@@ -1,0 +1,194 @@
+"""What a model computes, written down operation by operation while it runs.
+
+The recording happens below autograd, where every model, however it is written, comes down to a few dozen ATen
+operations on real tensors: nothing is traced symbolically, so no model is refused for its Python code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording"]
+
+_NUMBER = "_synflow_number"
+_KEPT_CONSTANTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a tensor in the arguments of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: its name without the in-place underscore, its arguments by name, what it read and what it made."""
+
+    name: str
+    op: Any
+    args: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    module: str
+    training: bool
+
+    def ref(self, name: str) -> int | None:
+        """The number of a tensor argument, None where it was not given."""
+        value = self.args.get(name)
+        return value.number if isinstance(value, Ref) else None
+
+
+@dataclass
+class Tape:
+    """The steps in order. Each tensor has a number; in-place operations give their tensor a new one.
+
+    `leaves` are the parameters and buffers, `constants` the integer tensors that steps read (index tables),
+    `outputs` what the model returned, `written` the leaves that the model itself wrote to.
+    """
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    leaves: dict[int, str] = field(default_factory=dict)
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    outputs: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+        self.path: list[str] = [""]
+        self.training = False
+        self.storages: dict[int, list[int]] = {}
+        self.stale: dict[int, int] = {}  # numbers whose memory was written through another tensor, and who wrote it
+
+    def number(self, tensor: Tensor) -> int:
+        number: int | None = getattr(tensor, _NUMBER, None)
+        if number is None:
+            number = self.new_number(tensor)
+            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
+                self.tape.constants[number] = tensor.detach().clone()
+        elif number in self.stale:
+            old, writer = number, self.stale[number]
+            number = self.new_number(tensor)
+            self.tape.steps.append(
+                Step("overwritten", None, {}, (old, writer), (number,), self.path[-1], self.training)
+            )
+        return number
+
+    def new_number(self, tensor: Tensor) -> int:
+        number = len(self.tape.shapes)
+        self.tape.shapes.append(tuple(tensor.shape))
+        setattr(tensor, _NUMBER, number)
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
+            self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
+        return number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            if argument.name not in named and argument.has_default_value():
+                named[argument.name] = argument.default_value
+        read: list[int] = []
+
+        def refer(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                read.append(self.number(leaf))
+                return Ref(read[-1])
+            return leaf
+
+        by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
+        result = func(*args, **kwargs)
+        for argument in schema.arguments:
+            written = named.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
+                self.write(written)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and not any(tensor is a for a in named.values()):
+                self.new_number(tensor)
+        outputs = tuple(getattr(t, _NUMBER) for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
+        name = func._schema.name.split("::")[1]
+        name = name.removesuffix("_") if not name.startswith("__") else name
+        self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
+        return result
+
+    def write(self, tensor: Tensor) -> None:
+        old = getattr(tensor, _NUMBER)
+        if old in self.tape.leaves:
+            self.tape.written.add(old)
+        number = self.new_number(tensor)
+        sharing = self.storages.get(tensor.untyped_storage().data_ptr(), [])
+        self.stale.update(dict.fromkeys((n for n in sharing if n not in (old, number)), number))
+        self.stale.pop(number, None)
+
+
+@contextlib.contextmanager
+def recording(model: nn.Module, tape: Tape, training: bool) -> Iterator[None]:
+    """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
+
+    The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
+    caller passes on as the model's outputs is recorded with `mark_outputs`.
+    """
+    recorder = _Recorder(tape)
+    recorder.training = training
+    known = {name: number for number, name in tape.leaves.items()}
+    for name, tensor in _leaves(model):
+        number = known.get(name, len(tape.shapes))
+        if name not in known:
+            tape.shapes.append(tuple(tensor.shape))
+            tape.leaves[number] = name
+        setattr(tensor, _NUMBER, number)
+    hooks = []
+    for path, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(functools.partial(_enter, recorder.path, path)))
+        hooks.append(module.register_forward_hook(functools.partial(_leave, recorder.path), always_call=True))
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        for _, tensor in _leaves(model):
+            delattr(tensor, _NUMBER)
+
+
+def _enter(stack: list[str], path: str, *_: Any) -> None:
+    stack.append(path)
+
+
+def _leave(stack: list[str], *_: Any) -> None:
+    stack.pop()
+
+
+def mark_outputs(tape: Tape, outputs: Any) -> None:
+    """Note the tensors that the model returned."""
+    for tensor in pytree.tree_leaves(outputs):
+        if isinstance(tensor, Tensor) and hasattr(tensor, _NUMBER):
+            tape.outputs.add(getattr(tensor, _NUMBER))
+
+
+def _leaves(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, a tied one once under its first name."""
+    seen: set[int] = set()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

@@ -1,0 +1,150 @@
+"""Units: indices of dimensions that can only be removed together.
+
+Every index along a dimension of a tensor has a unit. A tensor's *axes* hold, for each of its dimensions, either None
+(a size that never changes) or the units of its indices as an integer tensor that broadcasts over the tensor's other
+dimensions. Where that tensor varies along another dimension too, the dimension is *ragged*: each head of an attention,
+or each group of a convolution, has units of its own, and they may go in different places as long as as many go
+everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["Axes", "Units", "spread"]
+
+Axes = list[Tensor | None]
+
+
+def spread(ids: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Write out the named dimensions of a broadcasting tensor in full."""
+    return ids.expand([shape[d] if d in dims else ids.shape[d] for d in range(ids.dim())])
+
+
+@dataclass
+class Units:
+    """Which units are one and the same, which may never go, and how counts are tied.
+
+    `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
+    (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
+    `counts`: (matrix, rows): as many units must go in each line of the matrix; lines whose row unit goes don't count.
+    """
+
+    parent: list[int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    joints: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    counts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    _children: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
+    _wholes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+
+    def fresh(self, shape: Sequence[int]) -> Tensor:
+        """New units, one per element."""
+        count = int(torch.Size(shape).numel())
+        start = len(self.parent)
+        self.parent.extend(range(start, start + count))
+        return torch.arange(start, start + count).reshape(tuple(shape))
+
+    def find(self, unit: int) -> int:
+        """The unit that stands for all that are one with this one."""
+        root = unit
+        while self.parent[root] != root:
+            root = self.parent[root]
+        while self.parent[unit] != root:
+            self.parent[unit], unit = root, self.parent[unit]
+        return root
+
+    def roots(self, ids: Tensor) -> Tensor:
+        """`find`, for each element."""
+        distinct, where = ids.unique(return_inverse=True)
+        return torch.tensor([self.find(u) for u in distinct.tolist()], dtype=torch.long)[where].reshape(ids.shape)
+
+    def unify(self, first: Tensor, second: Tensor) -> None:
+        """Make the units one, element by element, broadcasting."""
+        pairs = torch.stack([t.reshape(-1) for t in torch.broadcast_tensors(first, second)], 1)
+        for one, other in pairs.unique(dim=0).tolist():
+            a, b = self.find(one), self.find(other)
+            if a != b:
+                self.parent[max(a, b)] = min(a, b)
+                reason = self.reasons.pop(max(a, b), None)
+                if reason is not None:
+                    self.reasons.setdefault(min(a, b), reason)
+
+    def freeze(self, ids: Tensor | None, reason: str) -> None:
+        """Keep these units, whatever happens; the first reason given is the one reported."""
+        if ids is not None:
+            for unit in ids.unique().tolist():
+                self.reasons.setdefault(self.find(unit), reason)
+
+    def level(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
+        """Undo raggedness along some dimensions: the units there become one."""
+        for dim in dims:
+            if ids.shape[dim] > 1:
+                self.unify(ids, ids.narrow(dim, 0, 1))
+                ids = ids.narrow(dim, 0, 1)
+        return ids
+
+    def split(self, whole: Tensor, row: int, columns: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
+        """See one dimension as two: `whole` already has dimensions `row` and `columns` in place of it."""
+        lines = whole
+        for dim in columns:
+            lines = lines.narrow(dim, 0, 1)
+        if bool((whole == lines).all()):
+            return lines, None
+        if bool((whole == whole.narrow(row, 0, 1)).all()):
+            return None, whole.narrow(row, 0, 1)
+        known = [self._children.get(unit) for unit in whole.reshape(-1).tolist()]
+        if all(pair is not None for pair in known):
+            pairs = torch.tensor([pair for pair in known if pair is not None]).reshape(*whole.shape, 2)
+            rows = pairs[..., 0]
+            head = rows
+            for dim in columns:
+                head = head.narrow(dim, 0, 1)
+            if bool((rows == head).all()):
+                return head, pairs[..., 1]
+        head = self.fresh(lines.shape)
+        inner = self.fresh(whole.shape)
+        self._join(whole, head.expand(whole.shape), inner)
+        self.tie(inner, columns, head)
+        self.tie(head, [row], None)
+        return head, inner
+
+    def merge(self, row: Tensor, column: Tensor) -> Tensor:
+        """See two dimensions as one: the units of the pairs, both given in full."""
+        wholes: list[int] = []
+        missing: list[int] = []
+        for place, pair in enumerate(zip(row.reshape(-1).tolist(), column.reshape(-1).tolist(), strict=True)):
+            if pair not in self._wholes:
+                self._wholes[pair] = int(self.fresh([1]))
+                missing.append(place)
+            wholes.append(self._wholes[pair])
+        whole = torch.tensor(wholes).reshape(row.shape)
+        if missing:
+            places = torch.tensor(missing)
+            self._join(whole.reshape(-1)[places], row.reshape(-1)[places], column.reshape(-1)[places])
+        return whole
+
+    def cells(self, ids: Tensor, dim: int, count: int) -> None:
+        """Equal stretches of a dimension must lose as many units each."""
+        lines = ids.movedim(dim, -1)
+        self.counts.append((lines.reshape(-1, lines.shape[-1] // count), None))
+
+    def _join(self, whole: Tensor, row: Tensor, column: Tensor) -> None:
+        whole, row, column = whole.reshape(-1), row.reshape(-1), column.reshape(-1)
+        self.joints.append((whole, row, column))
+        for unit, pair in zip(whole.tolist(), zip(row.tolist(), column.tolist(), strict=True), strict=True):
+            self._children.setdefault(unit, pair)
+            self._wholes.setdefault(pair, unit)
+
+    def tie(self, ids: Tensor, columns: Sequence[int], rows: Tensor | None) -> None:
+        """As many units must go in each line along `columns`; lines whose row unit goes do not count."""
+        lines = ids.movedim(tuple(columns), tuple(range(-len(columns), 0)))
+        matrix = lines.reshape(-1, int(torch.Size([ids.shape[d] for d in columns]).numel()))
+        if len(matrix) > 1:
+            heads = None
+            if rows is not None:
+                heads = rows.movedim(tuple(columns), tuple(range(-len(columns), 0))).reshape(-1)
+            self.counts.append((matrix, heads))

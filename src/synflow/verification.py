@@ -1,0 +1,220 @@
+"""Two models that should do the same, compared in double precision: outputs, statistics and gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .network import arguments
+from .surgery import Indices, cut, tensors
+
+__all__ = ["Difference", "compare", "double", "first_difference", "inputs_like", "run"]
+
+TOLERANCE = 1e-10
+GRADIENT_TOLERANCE = 1e-7
+_DROPOUTS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+    torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
+}  # fmt: skip
+_NARROW = {torch.float32, torch.float16, torch.bfloat16}
+_CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+
+
+class Difference(Exception):
+    """Two models differ; the message says in what."""
+
+
+class _Exactly(TorchFunctionMode):
+    """Everything in double precision, nothing dropped out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func in _CASTS:
+            return args[0].double()
+        for name in ("dropout_p",):
+            if name in kwargs:
+                kwargs[name] = 0.0
+        if func is F.scaled_dot_product_attention and len(args) > 4:
+            args = (*args[:4], 0.0, *args[5:])
+        args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _NARROW else a for a in args)
+        kwargs = {
+            k: torch.float64 if isinstance(v, torch.dtype) and v in _NARROW else v for k, v in kwargs.items()
+        }  # fmt: skip
+        return func(*args, **kwargs)
+
+
+def double(model: nn.Module) -> nn.Module:
+    """Bring a copy into the form in which models are compared: double precision, on the CPU, without dropout."""
+    model = model.to(device="cpu", dtype=torch.float64)
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return model
+
+
+def inputs_like(example: Any, seed: int | None, repeat: int = 1) -> Any:
+    """The example, or random numbers of the same shape in place of its floating tensors, in double precision."""
+    generator = torch.Generator().manual_seed(seed or 0)
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.detach().cpu()
+        if repeat > 1 and leaf.dim():
+            leaf = leaf.repeat_interleave(repeat, 0)
+        if not leaf.is_floating_point():
+            return leaf
+        if seed is None:
+            return leaf.double()
+        return torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+
+    if isinstance(example, Mapping) and not isinstance(example, dict):
+        example = dict(example)
+    return pytree.tree_map(convert, example)
+
+
+@contextlib.contextmanager
+def _quiet(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly():
+        torch.manual_seed(seed)
+        yield
+
+
+def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:
+    """Call a model in one of the two modes, with random numbers of its own."""
+    args, kwargs = arguments(inputs)
+    model.train(training)
+    with _quiet(seed):
+        return model(*args, **kwargs)
+
+
+def outputs_of(result: Any) -> list[Tensor]:
+    """All tensors in what a model returned."""
+    if hasattr(result, "to_tuple"):
+        result = result.to_tuple()
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def compare(
+    reference: nn.Module,
+    compact: nn.Module,
+    kept: Mapping[str, Mapping[int, Indices]],
+    masks: Mapping[str, Tensor],
+    inputs: Any,
+    training: bool,
+    gradients: bool = True,
+) -> float:
+    """The largest difference of the outputs relative to their size; raises `Difference` where it is too large.
+
+    In train mode running statistics are compared too, and with `gradients` those of every surviving weight; what was
+    removed must have none.
+    """
+    reference.zero_grad()
+    compact.zero_grad()
+    context = contextlib.nullcontext() if gradients else torch.no_grad()
+    with context:
+        expected = outputs_of(run(reference, inputs, training))
+        got = outputs_of(run(compact, inputs, training))
+    if len(expected) != len(got):
+        raise Difference(f"{len(expected)} outputs became {len(got)}")
+    worst = 0.0
+    for place, (a, b) in enumerate(zip(expected, got, strict=True)):
+        worst = max(worst, _close(f"output {place}", a, b, TOLERANCE))
+    whole, part = tensors(reference), tensors(compact)
+    if training:
+        for name, buffer in reference.named_buffers():
+            _close(name, cut(buffer, kept.get(name, {})), part[name], TOLERANCE)
+    if gradients:
+        _backward(expected)
+        _backward(got)
+        for name, weight in reference.named_parameters():
+            mask = masks.get(name)
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            if mask is not None:
+                gradient = gradient * mask
+            own = part[name].grad
+            survived = cut(gradient, kept.get(name, {}))
+            small = torch.zeros_like(survived) if own is None else own
+            if mask is not None:
+                small = small * cut(mask, kept.get(name, {}))
+            _close(f"the gradient of {name}", survived, small, GRADIENT_TOLERANCE)
+            if int(gradient.count_nonzero()) != int(survived.count_nonzero()):
+                raise Difference(f"removed weights of {name} have gradients, so they would come alive in training")
+    return worst
+
+
+def _backward(outputs: list[Tensor]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    total = torch.zeros((), dtype=torch.float64)
+    for output in outputs:
+        if output.requires_grad:
+            direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+            total = total + (output.double() * direction).sum()
+    if total.requires_grad:
+        total.backward()
+
+
+def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
+    if expected.shape != got.shape:
+        raise Difference(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    expected, got = expected.detach(), got.detach()
+    if expected.numel() == 0 or expected.dtype == torch.bool:
+        if not torch.equal(expected, got):
+            raise Difference(f"{what} differs")
+        return 0.0
+    both = torch.isfinite(expected) & torch.isfinite(got)
+    if not torch.equal(expected[~both].nan_to_num(1), got[~both].nan_to_num(1)):
+        raise Difference(f"{what} is not finite in the same places")
+    if not bool(both.any()):
+        return 0.0
+    scale = max(1.0, float(expected[both].abs().max()))
+    error = float((expected[both] - got[both]).abs().max()) / scale
+    if error > tolerance:
+        raise Difference(f"{what} differs by {error:.1e} of its size")
+    return error
+
+
+def first_difference(
+    reference: nn.Module, compact: nn.Module, kept: Mapping[str, Mapping[int, Indices]], inputs: Any, training: bool
+) -> str:
+    """The first layer whose output differs, among those whose outputs can be laid side by side."""
+    seen: list[list[tuple[str, Tensor]]] = [[], []]
+    for model, calls in zip((reference, compact), seen, strict=True):
+        hooks = [
+            module.register_forward_hook(
+                lambda _m, _i, out, path=path, calls=calls: calls.extend(
+                    (path, t.detach()) for t in outputs_of(out)[:1]
+                )
+            )
+            for path, module in model.named_modules()
+        ]
+        with contextlib.suppress(Exception), torch.no_grad():
+            run(model, inputs, training)
+        for hook in hooks:
+            hook.remove()
+    for (path, a), (other, b) in zip(*seen, strict=False):
+        if path != other:
+            return path
+        rows = kept.get(f"{path}.weight", {}).get(0)
+        if a.shape != b.shape and rows and not isinstance(rows[0], list):
+            for dim in (1, a.dim() - 1):
+                if a.dim() > dim and a.shape[dim] > max(int(str(r)) for r in rows) and b.shape[dim] == len(rows):
+                    a = cut(a, {dim: rows})
+                    break
+        if a.shape == b.shape:
+            try:
+                _close(path, a, b, TOLERANCE)
+            except Difference:
+                return path or "the model itself"
+    return "the model's own forward"
