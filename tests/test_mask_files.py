@@ -194,7 +194,7 @@ def test_a_link_is_written_through_and_permissions_are_the_usual_ones(file):
 # -- Damaged, foreign and hostile files --------------------------------------------------------------------------------
 
 
-def refused(path, message=""):
+def refused(path, message=None):
     model, _ = small()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(SynflowError, match=message) as error:
