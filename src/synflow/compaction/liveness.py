@@ -269,16 +269,14 @@ def _binary_forward(state: _State, step: Step) -> Tensor:
 
 
 def _binary_backward(state: _State, step: Step, felt: Tensor) -> None:
-    name, args, inputs = step.name, step.args, step.inputs
+    name, inputs = step.name, step.inputs
     if name == "mul" and len(inputs) == 2:
         state.feel(inputs[0], felt & state.value(inputs[1]))
         state.feel(inputs[1], felt & state.value(inputs[0]))
     elif name == "div" and len(inputs) == 2:
         state.feel(inputs[0], felt)
         state.feel(inputs[1], felt & state.value(inputs[0]))
-    elif name == "pow" and isinstance(args.get("exponent"), int | float) and args["exponent"] > 1:
-        state.feel(inputs[0], felt & state.value(inputs[0]))
-    elif name == "hardtanh" and (args["min_val"] == 0 or args["max_val"] == 0):
+    elif _flat_at_zero(step):
         state.feel(inputs[0], felt & state.value(inputs[0]))
     elif name == "addcmul" and len(inputs) == 3:
         state.feel(inputs[0], felt)
@@ -287,6 +285,13 @@ def _binary_backward(state: _State, step: Step, felt: Tensor) -> None:
     else:
         for number in inputs:
             state.feel(number, felt)
+
+
+def _flat_at_zero(step: Step) -> bool:
+    if step.name == "hardtanh":  # at a bound the slope is zero
+        return 0 in (step.args["min_val"], step.args["max_val"])
+    exponent = step.args.get("exponent")
+    return step.name == "pow" and isinstance(exponent, int | float) and exponent > 1
 
 
 def reduced(step: Step, rank: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Sums of products: matrix products and convolutions of every kind, all seen as one batched matrix product.
 
-`x` becomes (batch, m, k), `y` (batch, k, n), the output (batch, m, n); groups of a convolution are the batch. Planes are
-boolean ("may be nonzero"), so positions of a kernel or an image fold into one by `any`.
+`x` becomes (batch, m, k), `y` (batch, k, n), the output (batch, m, n); groups of a convolution are the batch. Planes
+are boolean ("may be nonzero"), so positions of a kernel or an image fold into one by `any`.
 """
 
 from __future__ import annotations

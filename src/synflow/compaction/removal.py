@@ -36,8 +36,11 @@ def choose_units(
         before = int(gone.sum())
         _notice(coupling, alive, root, gone)
         _joints(coupling, root, gone)
-        _keep_one(coupling, root, gone)
-        _even_out(coupling, root, gone)
+        if int(gone.sum()) < before:
+            continue
+        _even_out(coupling, root, gone)  # only now, since units that go for the time being are no measure
+        if int(gone.sum()) == before:
+            _keep_one(coupling, root, gone)
         if int(gone.sum()) == before:
             break
     dead = torch.zeros_like(gone)
@@ -60,7 +63,7 @@ def _notice(
     coupling: Coupling, alive: Mapping[int, Tensor], root: Tensor, going: Tensor, gone: Tensor | None = None
 ) -> None:
     """Put back what is read by something that stays."""
-    for ids, p in coupling.sums:
+    for ids, p in reversed(coupling.sums):  # from the outputs on: most is settled in one pass
         ids = root[ids]
         if not bool(going[ids].any()):
             continue
@@ -71,7 +74,7 @@ def _notice(
         if read.shape[0] > ids.shape[0]:
             read = read.any(0, keepdim=True)
         going[ids[read.expand(ids.shape)]] = False
-    for number, dim, out in coupling.totals:
+    for number, dim in coupling.totals:
         axis = coupling.of(number)[dim]
         assert axis is not None
         axis = root[axis]

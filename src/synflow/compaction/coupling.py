@@ -27,14 +27,14 @@ class Coupling:
     """The units of every tensor on a tape, and the sums over them.
 
     `sums`: (unit ids of the summed index as (batch, k), contraction) for each sum of products;
-    `totals`: (input, dimension, output) for each plain sum; `weights`: tensors made of parameters alone.
+    `totals`: (tensor, dimension) for each plain sum; `weights`: tensors made of parameters alone.
     """
 
     tape: Tape
     units: Units = field(default_factory=Units)
     axes: dict[int, Axes] = field(default_factory=dict)
     sums: list[tuple[Tensor, Contraction]] = field(default_factory=list)
-    totals: list[tuple[int, int, int]] = field(default_factory=list)
+    totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
 
     def of(self, number: int) -> Axes:
@@ -425,7 +425,7 @@ def _reduction(c: Coupling, step: Step, where: str) -> None:
     for dim in dims:
         if source[dim] is not None:
             if step.name == "sum":
-                c.totals.append((step.inputs[0], dim, step.outputs[0]))
+                c.totals.append((step.inputs[0], dim))
             else:
                 c.units.freeze(source[dim], f"{where} takes the {step.name} over it")
     left = _levelled(c, source, dims)

@@ -9,81 +9,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import SynflowError
+from ..masks import attach, bake
 from .coupling import Coupling, couple
-from .errors import SynflowError
 from .liveness import liveness
-from .masks import attach, attached, bake
+from .record import Compaction, Stayed
 from .removal import choose_units
 from .surgery import Indices, cut, shrink, tensors
 from .tape import Tape, mark_outputs, recording
-from .verification import Difference, compare, double, first_difference, inputs_like, run
+from .verification import DifferenceError, compare, double, first_difference, inputs_like, run
 
-__all__ = ["Compaction", "compact"]
+__all__ = ["compact"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Stayed:
-    """Units that look dead but were kept: how many, along which dimensions of which parameters, and why."""
-
-    reason: str
-    units: int
-    where: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Compaction:
-    """What `compact` did.
-
-    `kept` holds, for every parameter and buffer that shrank, the kept indices of each dimension that did; `shapes` are
-    the dense shapes. Where groups of a convolution keep different inputs there is one list of indices per group.
-    `attributes` are sizes that modules other than plain layers remember, by module path. `difference` is the largest
-    deviation of outputs found in the check, relative to their size; `notes` say what could not be checked or removed.
-    """
-
-    kept: Mapping[str, Mapping[int, Indices]]
-    shapes: Mapping[str, tuple[int, ...]]
-    attributes: Mapping[str, Mapping[str, Any]]
-    parameters: tuple[int, int]
-    stayed: tuple[Stayed, ...] = ()
-    notes: tuple[str, ...] = ()
-    difference: float = 0.0
-    modes: tuple[str, ...] = field(default=("eval", "train"))
-
-    @property
-    def removed(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Dense and compact size of each dimension, for every tensor that shrank."""
-        return {
-            name: tuple((size, _count(self.kept[name].get(dim), size)) for dim, size in enumerate(shape))
-            for name, shape in self.shapes.items()
-        }
-
-    def __str__(self) -> str:
-        dense, small = self.parameters
-        lines = [f"{dense:,} parameters became {small:,} ({dense / max(small, 1):.1f}x fewer)"]
-        for name, sizes in self.removed.items():
-            if len(sizes) > 1:
-                before, after = (" x ".join(str(pair[i]) for pair in sizes) for i in (0, 1))
-                lines.append(f"  {name}: {before} -> {after}")
-        for stay in self.stayed:
-            places = ", ".join(stay.where[:3]) + (f" and {len(stay.where) - 3} more" if len(stay.where) > 3 else "")
-            lines.append(f"  kept {stay.units} dead units ({places}): {stay.reason}")
-        lines += [f"  note: {note}" for note in self.notes]
-        lines.append(f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode")
-        return "\n".join(lines)
-
-
-def _count(indices: Indices | None, size: int) -> int:
-    if indices is None:
-        return size
-    return len(indices[0]) if indices and isinstance(indices[0], list) else len(indices)
 
 
 def compact(model: Model, example: Any, masks: Mapping[str, Tensor] | None = None) -> Model:
@@ -238,11 +182,13 @@ class _Trial:
                 training = mode == "train"
                 try:
                     worst = max(worst, compare(reference, twin, kept, self.masks, inputs, training, seed != 2))
-                except Difference as difference:
+                except DifferenceError as difference:
                     layer = first_difference(
                         copy.deepcopy(self.reference), copy.deepcopy(small), kept, inputs, training
                     )  # fmt: skip
-                    raise Difference(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
+                    raise DifferenceError(
+                        f"{difference} in {mode} mode; the first layer that differs is {layer}"
+                    ) from None
         return worst
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .network import arguments
+from ..network import arguments
 from .surgery import Indices, cut, tensors
 
-__all__ = ["Difference", "compare", "double", "first_difference", "inputs_like", "run"]
+__all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run"]
 
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-7
@@ -27,7 +27,7 @@ _NARROW = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
-class Difference(Exception):
+class DifferenceError(Exception):
     """Two models differ; the message says in what."""
 
 
@@ -115,7 +115,7 @@ def compare(
     training: bool,
     gradients: bool = True,
 ) -> float:
-    """The largest difference of the outputs relative to their size; raises `Difference` where it is too large.
+    """The largest difference of the outputs relative to their size; raises `DifferenceError` where it is too large.
 
     In train mode running statistics are compared too, and with `gradients` those of every surviving weight; what was
     removed must have none.
@@ -127,11 +127,11 @@ def compare(
         expected = outputs_of(run(reference, inputs, training))
         got = outputs_of(run(compact, inputs, training))
     if len(expected) != len(got):
-        raise Difference(f"{len(expected)} outputs became {len(got)}")
+        raise DifferenceError(f"{len(expected)} outputs became {len(got)}")
     worst = 0.0
     for place, (a, b) in enumerate(zip(expected, got, strict=True)):
         worst = max(worst, _close(f"output {place}", a, b, TOLERANCE))
-    whole, part = tensors(reference), tensors(compact)
+    part = tensors(compact)
     if training:
         for name, buffer in reference.named_buffers():
             _close(name, cut(buffer, kept.get(name, {})), part[name], TOLERANCE)
@@ -150,7 +150,7 @@ def compare(
                 small = small * cut(mask, kept.get(name, {}))
             _close(f"the gradient of {name}", survived, small, GRADIENT_TOLERANCE)
             if int(gradient.count_nonzero()) != int(survived.count_nonzero()):
-                raise Difference(f"removed weights of {name} have gradients, so they would come alive in training")
+                raise DifferenceError(f"removed weights of {name} have gradients, so they would come alive in training")
     return worst
 
 
@@ -167,21 +167,21 @@ def _backward(outputs: list[Tensor]) -> None:
 
 def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
     if expected.shape != got.shape:
-        raise Difference(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+        raise DifferenceError(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     expected, got = expected.detach(), got.detach()
     if expected.numel() == 0 or expected.dtype == torch.bool:
         if not torch.equal(expected, got):
-            raise Difference(f"{what} differs")
+            raise DifferenceError(f"{what} differs")
         return 0.0
     both = torch.isfinite(expected) & torch.isfinite(got)
     if not torch.equal(expected[~both].nan_to_num(1), got[~both].nan_to_num(1)):
-        raise Difference(f"{what} is not finite in the same places")
+        raise DifferenceError(f"{what} is not finite in the same places")
     if not bool(both.any()):
         return 0.0
     scale = max(1.0, float(expected[both].abs().max()))
     error = float((expected[both] - got[both]).abs().max()) / scale
     if error > tolerance:
-        raise Difference(f"{what} differs by {error:.1e} of its size")
+        raise DifferenceError(f"{what} differs by {error:.1e} of its size")
     return error
 
 
@@ -215,6 +215,6 @@ def first_difference(
         if a.shape == b.shape:
             try:
                 _close(path, a, b, TOLERANCE)
-            except Difference:
+            except DifferenceError:
                 return path or "the model itself"
     return "the model's own forward"

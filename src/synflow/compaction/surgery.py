@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import SynflowError
+from ..errors import SynflowError
 
 __all__ = ["Indices", "Kept", "cut", "paste", "shrink", "tensors"]
 
-# Indices kept along a dimension; or, where they differ from group to group of a grouped convolution, one list per group.
+# Indices kept along a dimension; where they differ between the groups of a convolution, one list per group.
 Indices = list[int] | list[list[int]]
 Kept = Mapping[str, Mapping[int, Indices]]
 

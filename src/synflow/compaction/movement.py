@@ -16,8 +16,10 @@ from torch.utils import _pytree as pytree
 
 from .tape import Ref, Step, Tape
 
-__all__ = ["MOVES", "VIEWS", "factor", "gather", "lift", "move", "move_back", "permutation", "reduce_to", "reshape", "stretches",
-           "touched"]  # fmt: skip
+__all__ = [
+    "KEEPING", "MOVES", "PARTS", "PERMUTATIONS", "VIEWS", "factor", "gather", "lift", "move", "move_back",
+    "permutation", "reduce_to", "reshape", "stretches", "touched",
+]  # fmt: skip
 
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten", "unflatten"}
 PERMUTATIONS = {"permute", "transpose", "t"}

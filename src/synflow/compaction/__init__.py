@@ -1,0 +1,6 @@
+"""From masks to a smaller network with the same outputs: see `compacting` for how it works."""
+
+from .compacting import compact
+from .record import Compaction
+
+__all__ = ["Compaction", "compact"]
