@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .tape import Step, Tape
 
-__all__ = ["CONTRACTIONS", "Contraction", "contraction"]
+__all__ = ["CONTRACTIONS", "Contraction", "contraction", "product"]
 
 CONTRACTIONS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
 _OPERANDS = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "bmm": ("self", "mat2"),
@@ -87,7 +87,9 @@ def contraction(step: Step, tape: Tape) -> Contraction | None:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Boolean matrix product: is there a k for which both are true?"""
+    """Boolean matrix product: is there a k for which both are true? A k of size one stands for all."""
+    k = max(x.shape[-1], y.shape[-2])
+    x, y = x.expand(*x.shape[:-1], k), y.expand(*y.shape[:-2], k, y.shape[-1])
     return torch.matmul(x.float(), y.float()) > 0
 
 

@@ -97,16 +97,16 @@ def _rule(c: Coupling, step: Step) -> None:
     elif name == "expand":
         new = len(shapes[step.outputs[0]]) - len(shapes[step.inputs[0]])
         source = c.of(step.inputs[0])
-        axes[step.outputs[0]] = [None] * new + [_padded(ids, new) for ids in source]
+        axes[step.outputs[0]] = [*[None] * new, *(_padded(ids, new) for ids in source)]
     elif name in PARTS:
         _parts(c, step, where)
     elif name == "cat":
         axes[step.outputs[0]] = _cat(c, step, where)
     elif name == "stack":
         dim = step.args["dim"] % len(shapes[step.outputs[0]])
-        inner = _beside(c, step.inputs, shapes[step.inputs[0]], where)
-        inner.insert(dim, None)
-        axes[step.outputs[0]] = [None if ids is None else ids.unsqueeze(dim) for ids in inner]
+        inner: Axes = _beside(c, step.inputs, shapes[step.inputs[0]], where)
+        lifted: Axes = [None if ids is None else ids.unsqueeze(dim) for ids in inner]
+        axes[step.outputs[0]] = [*lifted[:dim], None, *lifted[dim:]]
     elif name in (*KEEPING, "constant_pad_nd"):
         rank = len(shapes[step.inputs[0]])
         moved = touched(step, rank)
@@ -138,11 +138,13 @@ def _rule(c: Coupling, step: Step) -> None:
         c.freeze(step.inputs[0], range(2, len(source)), f"{where} pools over it")
         axes[step.outputs[0]] = [*_levelled(c, source, range(2, len(source)))[:2], *[None] * (len(source) - 2)]
     elif name == "embedding":
-        rows, columns = c.of(step.ref("weight") or 0)
+        table = step.ref("weight")
+        assert table is not None
+        rows, columns = c.of(table)
         c.units.freeze(rows, f"{where} looks rows up by number")
         rank = len(shapes[step.outputs[0]])
         lookup = None if columns is None else columns.reshape([1] * (rank - 1) + [-1])
-        axes[step.outputs[0]] = [None] * (rank - 1) + [lookup]
+        axes[step.outputs[0]] = [*[None] * (rank - 1), lookup]
     elif name in FACTORIES:
         shape = shapes[step.outputs[0]]
         axes[step.outputs[0]] = [c.vector(size, dim, len(shape)) for dim, size in enumerate(shape)]
@@ -171,7 +173,8 @@ def _levelled(c: Coupling, axes: Axes, dims: Sequence[int]) -> Axes:
 
 def _beside(c: Coupling, numbers: Sequence[int], shape: Sequence[int], where: str) -> Axes:
     """Tensors combined element by element, broadcasting."""
-    rank, result = len(shape), [None] * len(shape)  # type: Axes
+    rank = len(shape)
+    result: Axes = [None] * rank
     seen = [False] * rank
     for number in numbers:
         source, own = c.of(number), c.tape.shapes[number]
@@ -249,10 +252,11 @@ def _grouped(c: Coupling, p: Contraction, channels: Tensor | None, where: str) -
     if channels is None:
         channels = units.fresh([groups * inside])
         units.freeze(channels, f"{where} convolves a tensor of fixed size")
-    group: Tensor | None = channels.reshape(groups, 1)
-    inner: Tensor | None = None
+    group: Tensor | None
+    inner: Tensor | None
+    group, inner = channels.reshape(groups, inside), None
     if inside > 1:
-        group, inner = units.split(channels.reshape(groups, inside), 0, [1])
+        group, inner = units.split(group, 0, [1])
     if group is None:  # the same channel of every group goes at once
         group = units.fresh([groups, 1])
         units.freeze(group, f"{where} has its channels tied across its groups")

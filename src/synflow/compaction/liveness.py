@@ -201,10 +201,8 @@ def _backward(state: _State, place: int, step: Step) -> None:
     felt = state.gradient(step.outputs[0])
     if (c := state.contractions.get(place)) is not None:
         x, y, out = c.see_x(state.value(c.x)), c.see_y(state.value(c.y)), c.see_out(felt)
-        out = out.expand(*out.shape[:2], y.shape[2])
         state.feel(c.x, c.show_x(product(out, y.transpose(1, 2))))
-        m = max(x.shape[1], out.shape[1])
-        state.feel(c.y, c.show_y(product(x.expand(-1, m, -1).transpose(1, 2), out.expand(-1, m, -1))))
+        state.feel(c.y, c.show_y(product(x.transpose(1, 2), out)))
         if c.bias is not None:
             state.feel(c.bias, _channels(c.show_out(out)) if c.groups else felt)
     elif name in MOVES:

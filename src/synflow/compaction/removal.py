@@ -69,7 +69,7 @@ def _notice(
             continue
         x, y = p.see_x(_plane(alive, p.x, p.shapes[0])), p.see_y(_plane(alive, p.y, p.shapes[1]))
         stays = p.see_out(~gone_plane(_roots(coupling.of(p.out), root), going if gone is None else gone))
-        read = product(stays.expand(*stays.shape[:2], y.shape[2]), y.transpose(1, 2)) & x  # (batch, m, k)
+        read = product(stays, y.transpose(1, 2)) & x  # (batch, m, k)
         read = read.any(1)
         if read.shape[0] > ids.shape[0]:
             read = read.any(0, keepdim=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording"]
+__all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording", "tensors_in"]
 
 _NUMBER = "_synflow_number"
 _KEPT_CONSTANTS = 1 << 22
@@ -178,10 +178,27 @@ def _leave(stack: list[str], *_: Any) -> None:
     stack.pop()
 
 
+def tensors_in(tree: Any, _seen: frozenset[int] = frozenset()) -> list[Tensor]:
+    """All tensors in what a model returned: nested lists, mappings, data classes and other plain objects."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if tree is None or isinstance(tree, str | bytes | int | float | complex | torch.dtype | torch.device | type):
+        return []
+    if id(tree) in _seen:
+        return []
+    if isinstance(tree, Mapping):
+        parts: Iterable[Any] = tree.values()
+    elif isinstance(tree, list | tuple | set | frozenset):
+        parts = tree
+    else:
+        parts = getattr(tree, "__dict__", {}).values()
+    return [tensor for part in parts for tensor in tensors_in(part, _seen | {id(tree)})]
+
+
 def mark_outputs(tape: Tape, outputs: Any) -> None:
     """Note the tensors that the model returned."""
-    for tensor in pytree.tree_leaves(outputs):
-        if isinstance(tensor, Tensor) and hasattr(tensor, _NUMBER):
+    for tensor in tensors_in(outputs):
+        if hasattr(tensor, _NUMBER):
             tape.outputs.add(getattr(tensor, _NUMBER))
 
 

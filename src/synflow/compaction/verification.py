@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..network import arguments
 from .surgery import Indices, cut, tensors
+from .tape import tensors_in
 
 __all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run"]
 
@@ -99,13 +100,6 @@ def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:
         return model(*args, **kwargs)
 
 
-def outputs_of(result: Any) -> list[Tensor]:
-    """All tensors in what a model returned."""
-    if hasattr(result, "to_tuple"):
-        result = result.to_tuple()
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-
-
 def compare(
     reference: nn.Module,
     compact: nn.Module,
@@ -124,8 +118,8 @@ def compare(
     compact.zero_grad()
     context = contextlib.nullcontext() if gradients else torch.no_grad()
     with context:
-        expected = outputs_of(run(reference, inputs, training))
-        got = outputs_of(run(compact, inputs, training))
+        expected = tensors_in(run(reference, inputs, training))
+        got = tensors_in(run(compact, inputs, training))
     if len(expected) != len(got):
         raise DifferenceError(f"{len(expected)} outputs became {len(got)}")
     worst = 0.0
@@ -194,7 +188,7 @@ def first_difference(
         hooks = [
             module.register_forward_hook(
                 lambda _m, _i, out, path=path, calls=calls: calls.extend(
-                    (path, t.detach()) for t in outputs_of(out)[:1]
+                    (path, t.detach()) for t in tensors_in(out)[:1]
                 )
             )
             for path, module in model.named_modules()
