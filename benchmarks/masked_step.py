@@ -1,0 +1,133 @@
+"""What masks cost: a training step of an attached model against one of the dense model, as a ratio in one process.
+
+    python benchmarks/masked_step.py --json masked_step.json
+
+Steps of the two models alternate, so that whatever else the machine does hits both; the ratio is that of the
+medians. Masks are random at density 0.1: the cost depends on the sizes of the weights alone. Memory is what the
+masks themselves take, and what one step adds at its peak (the masked weights that the backward pass needs).
+"""
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from synflow import attach, attached
+from synflow.experiments.models import build
+from synflow.experiments.torchvision_cure import cure_torchvision
+
+
+class Case(NamedTuple):
+    """A model, its inputs, and the loss of its outputs."""
+
+    model: nn.Module
+    inputs: torch.Tensor
+    loss: Callable[[torch.Tensor], torch.Tensor]
+
+
+def images(name: str, batch: int, side: int, classes: int) -> Case:
+    model = build(name, classes=classes, input_shape=(3, side, side))
+    targets = torch.randint(classes, (batch,))
+    return Case(model, torch.randn(batch, 3, side, side), lambda output: F.cross_entropy(output, targets))
+
+
+def gpt2(batch: int, length: int) -> Case:
+    cure_torchvision()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8192, n_positions=length, n_embd=384, n_layer=6, n_head=6))
+    tokens = torch.randint(8192, (batch, length))
+    return Case(model, tokens, lambda output: F.cross_entropy(output.logits.flatten(0, 1), tokens.flatten()))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "VGG-16, CIFAR, batch 128": lambda: images("vgg16_bn", 128, 32, 10),
+    "ResNet-50, 64x64, batch 64": lambda: images("resnet50", 64, 64, 200),
+    "ResNet-50, 64x64, batch 16": lambda: images("resnet50", 16, 64, 200),
+    "GPT-2 (6 x 384), 8 x 256 tokens": lambda: gpt2(8, 256),
+}
+
+
+def stepper(case: Case, model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, weight_decay=5e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        case.loss(model(case.inputs)).backward()
+        optimizer.step()
+
+    return step
+
+
+def peak(step: Callable[[], None]) -> int:
+    """Bytes that a step has allocated at its peak, over what was there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    level = highest = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            highest = max(highest, level)
+    return highest
+
+
+def measure(case: Case, steps: int, warm_up: int) -> dict[str, float]:
+    masked = copy.deepcopy(case.model)
+    masks = {name: torch.rand_like(p) < 0.1 for name, p in masked.named_parameters() if p.dim() > 1}
+    attach(masked, masks)
+    steppers = {"dense": stepper(case, case.model), "masked": stepper(case, masked)}
+    times: dict[str, list[float]] = {name: [] for name in steppers}
+    for index in range(warm_up + steps):
+        for name in sorted(steppers, reverse=index % 2 == 1):
+            start = time.perf_counter()
+            steppers[name]()
+            if index >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    dense, now = (statistics.median(times[name]) for name in ("dense", "masked"))
+    return {
+        "dense_seconds": dense,
+        "masked_seconds": now,
+        "ratio": now / dense,
+        "weights": sum(mask.numel() for mask in masks.values()),
+        "mask_megabytes": sum(mask.numel() for mask in attached(masked).values()) / 1e6,
+        "dense_peak_megabytes": peak(steppers["dense"]) / 1e6,
+        "masked_peak_megabytes": peak(steppers["masked"]) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    figures = {}
+    print(f"{'':34}{'dense s':>9}{'masked s':>10}{'ratio':>8}{'masks MB':>10}{'peak MB':>9}{'-> masked':>10}")
+    for name, make in CASES.items():
+        if options.only in name:
+            torch.manual_seed(0)
+            row = figures[name] = measure(make(), options.steps, options.warm_up)
+            print(
+                f"{name:34}{row['dense_seconds']:9.3f}{row['masked_seconds']:10.3f}{row['ratio']:8.3f}"
+                f"{row['mask_megabytes']:10.1f}{row['dense_peak_megabytes']:9.0f}{row['masked_peak_megabytes']:10.0f}",
+                flush=True,
+            )
+    if options.json:
+        machine = {"torch": torch.__version__, "threads": options.threads, "machine": platform.machine()}
+        options.json.write_text(json.dumps({"machine": machine, "steps": options.steps, "cases": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
