@@ -36,6 +36,7 @@ class Coupling:
     sums: list[tuple[Tensor, Contraction]] = field(default_factory=list)
     totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
+    flexible: frozenset[str] = frozenset()
 
     def of(self, number: int) -> Axes:
         """The axes of a tensor; new units for a parameter or buffer, fixed sizes for an unknown tensor."""
@@ -70,9 +71,9 @@ class Coupling:
         return first if first.numel() <= second.numel() else second
 
 
-def couple(tape: Tape) -> Coupling:
-    """Find the units of a tape."""
-    coupling = Coupling(tape, weights=set(tape.leaves))
+def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
+    """Find the units of a tape; `flexible` modules cut tensors at places that follow when sizes change."""
+    coupling = Coupling(tape, weights=set(tape.leaves), flexible=flexible)
     for step in tape.steps:
         if step.inputs and coupling.weights.issuperset(step.inputs):
             coupling.weights.update(step.outputs)
@@ -122,9 +123,9 @@ def _rule(c: Coupling, step: Step) -> None:
         channel = source[1]
         for part in batch_norm_parts(step):
             ids = c.of(part)[0]
-            lifted = None if ids is None else ids.reshape(1, -1, *[1] * (rank - 2))
-            if channel is not None or lifted is not None:
-                channel = c.one(channel, lifted, f"{where} normalises a tensor of fixed size")
+            beside = None if ids is None else ids.reshape(1, -1, *[1] * (rank - 2))
+            if channel is not None or beside is not None:
+                channel = c.one(channel, beside, f"{where} normalises a tensor of fixed size")
         axes[step.outputs[0]] = source
     elif name in ("native_layer_norm", "native_group_norm"):
         _mixing_norm(c, step, where)
@@ -345,7 +346,7 @@ def _parts(c: Coupling, step: Step, where: str) -> None:
         c.axes[step.outputs[0]] = kept
         return
     whole = len(parts) == 1 and parts[0] == (0, shape[dim])
-    if ids is not None and not whole:
+    if ids is not None and not whole and step.module not in c.flexible:
         if drop or step.name == "slice" or len({length for _, length in parts}) > 1:
             c.units.freeze(ids, f"{where} cuts it at a fixed place")
         else:

@@ -32,6 +32,7 @@ def choose_units(
     for unit in (*units.reasons, *(frozen or ())):
         free[units.find(unit)] = False
     gone = free.clone()
+    units.asides.clear()
     while True:
         before = int(gone.sum())
         _notice(coupling, alive, root, gone)
@@ -117,6 +118,7 @@ def _keep_one(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
             lines = lines.reshape(-1, lines.shape[-1])
             if len(lines) == 1 and bool(gone[lines].all()):
                 gone[lines[0, 0]] = False
+                coupling.units.asides[int(lines[0, 0])] = "one unit at least must stay"
 
 
 def _even_out(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
@@ -131,3 +133,5 @@ def _even_out(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
         limit = min(int(going.sum(1).min()), lines.shape[1] - 1)
         extra = going & (going.cumsum(1) > limit)
         gone[lines[extra]] = False
+        reason = "as many units must stay in every head, group or part"
+        coupling.units.asides.update(dict.fromkeys(lines[extra].tolist(), reason))

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from .attention import CompactAttention, Indices
 
 __all__ = ["Indices", "Kept", "cut", "paste", "shrink", "tensors"]
 
-# Indices kept along a dimension; where they differ between the groups of a convolution, one list per group.
-Indices = list[int] | list[list[int]]
 Kept = Mapping[str, Mapping[int, Indices]]
 
 
@@ -75,6 +74,12 @@ def shrink(model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, A
                 touched[own] = kept[name]
         if touched:
             _remember(module, touched)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
+            prefix = f"{path}." if path else ""
+            cuts = {own: kept[prefix + own] for own, _ in module.named_parameters() if prefix + own in kept}
+            if cuts:
+                CompactAttention.convert(module).resize(cuts)
     for path, values in attributes.items():
         for name, value in values.items():
             setattr(model.get_submodule(path), name, value)
@@ -110,10 +115,10 @@ def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> N
         module.num_parameters = len(module.weight)
     elif isinstance(module, nn.RNNBase):
         gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
-        module.input_size = module.weight_ih_l0.shape[1]
-        module.hidden_size = module.weight_hh_l0.shape[0] // gates
+        module.input_size = any_module.weight_ih_l0.shape[1]
+        module.hidden_size = any_module.weight_hh_l0.shape[0] // gates
         if module.proj_size:
-            module.proj_size = module.weight_hh_l0.shape[1]
+            module.proj_size = any_module.weight_hh_l0.shape[1]
         module._init_flat_weights()
     elif hasattr(module, "nf") and hasattr(module, "nx"):  # the transposed linear layer of GPT-2
         any_module.nx, any_module.nf = module.weight.shape  # type: ignore[misc]

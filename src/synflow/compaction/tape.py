@@ -7,6 +7,7 @@ operations on real tensors: nothing is traced symbolically, so no model is refus
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,25 @@ class Tape:
     outputs: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
 
+    def length(self) -> tuple[int, int]:
+        """How much is on the tape, to come back to with `cut_back`."""
+        return len(self.steps), len(self.shapes)
+
+    def cut_back(self, length: tuple[int, int]) -> None:
+        """Forget what was recorded since."""
+        del self.steps[length[0] :]
+        self.outputs = {number for number in self.outputs if number < length[1]}
+
+    def used(self) -> Tape:
+        """The same without steps on which no output depends, such as attention weights that nobody asks for."""
+        needed = set(self.outputs)
+        steps: list[Step] = []
+        for step in reversed(self.steps):
+            if not needed.isdisjoint(step.outputs):
+                needed.update(step.inputs)
+                steps.append(step)
+        return dataclasses.replace(self, steps=steps[::-1])
+
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, tape: Tape) -> None:
@@ -73,6 +93,10 @@ class _Recorder(TorchDispatchMode):
         self.training = False
         self.storages: dict[int, list[int]] = {}
         self.stale: dict[int, int] = {}  # numbers whose memory was written through another tensor, and who wrote it
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds
 
     def number(self, tensor: Tensor) -> int:
         number: int | None = getattr(tensor, _NUMBER, None)
@@ -151,6 +175,8 @@ def recording(model: nn.Module, tape: Tape, training: bool) -> Iterator[None]:
         if name not in known:
             tape.shapes.append(tuple(tensor.shape))
             tape.leaves[number] = name
+            if not tensor.is_floating_point():
+                tape.constants[number] = tensor.detach().clone()
         setattr(tensor, _NUMBER, number)
     hooks = []
     for path, module in model.named_modules():

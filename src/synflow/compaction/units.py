@@ -29,6 +29,7 @@ def spread(ids: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
 class Units:
     """Which units are one and the same, which may never go, and how counts are tied.
 
+    `reasons`: why a unit may never go; `asides`: why one that is dead stays for once.
     `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
     (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
     `counts`: (matrix, rows): as many units must go in each line of the matrix; lines whose row unit goes don't count.
@@ -36,6 +37,7 @@ class Units:
 
     parent: list[int] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
+    asides: dict[int, str] = field(default_factory=dict)
     joints: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     counts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _children: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)

@@ -16,7 +16,7 @@ from ..network import arguments
 from .surgery import Indices, cut, tensors
 from .tape import tensors_in
 
-__all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run"]
+__all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run", "shortened"]
 
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-7
@@ -80,9 +80,26 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1) -> Any:
             return leaf.double()
         return torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
 
-    if isinstance(example, Mapping) and not isinstance(example, dict):
-        example = dict(example)
-    return pytree.tree_map(convert, example)
+    return pytree.tree_map(convert, _plain(example))
+
+
+def shortened(model: nn.Module, example: Any) -> Any:
+    """The first two of a batch, if all tensors have the same length and the model takes them; they tell as much."""
+    found = tensors_in(example)
+    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in found}
+    if len(lengths) != 1 or lengths.pop() <= 2:
+        return example
+    short = pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))
+    try:
+        with torch.no_grad():
+            run(model, inputs_like(short, None), False)
+    except Exception:
+        return example
+    return short
+
+
+def _plain(example: Any) -> Any:
+    return dict(example) if isinstance(example, Mapping) and not isinstance(example, dict) else example
 
 
 @contextlib.contextmanager
@@ -107,17 +124,15 @@ def compare(
     masks: Mapping[str, Tensor],
     inputs: Any,
     training: bool,
-    gradients: bool = True,
 ) -> float:
     """The largest difference of the outputs relative to their size; raises `DifferenceError` where it is too large.
 
-    In train mode running statistics are compared too, and with `gradients` those of every surviving weight; what was
-    removed must have none.
+    In train mode running statistics are compared too, and the gradients of every surviving weight; what was removed
+    must have none.
     """
     reference.zero_grad()
     compact.zero_grad()
-    context = contextlib.nullcontext() if gradients else torch.no_grad()
-    with context:
+    with torch.set_grad_enabled(training):
         expected = tensors_in(run(reference, inputs, training))
         got = tensors_in(run(compact, inputs, training))
     if len(expected) != len(got):
@@ -129,7 +144,6 @@ def compare(
     if training:
         for name, buffer in reference.named_buffers():
             _close(name, cut(buffer, kept.get(name, {})), part[name], TOLERANCE)
-    if gradients:
         _backward(expected)
         _backward(got)
         for name, weight in reference.named_parameters():
@@ -167,13 +181,17 @@ def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
         if not torch.equal(expected, got):
             raise DifferenceError(f"{what} differs")
         return 0.0
+    if bool(torch.isfinite(expected).all()) and bool(torch.isfinite(got).all()):
+        return _gap(what, expected, got, tolerance)
     both = torch.isfinite(expected) & torch.isfinite(got)
     if not torch.equal(expected[~both].nan_to_num(1), got[~both].nan_to_num(1)):
         raise DifferenceError(f"{what} is not finite in the same places")
-    if not bool(both.any()):
-        return 0.0
-    scale = max(1.0, float(expected[both].abs().max()))
-    error = float((expected[both] - got[both]).abs().max()) / scale
+    return _gap(what, expected[both], got[both], tolerance) if bool(both.any()) else 0.0
+
+
+def _gap(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
+    scale = max(1.0, float(expected.abs().max()))
+    error = float((expected - got).abs().max()) / scale
     if error > tolerance:
         raise DifferenceError(f"{what} differs by {error:.1e} of its size")
     return error
@@ -199,7 +217,7 @@ def first_difference(
             hook.remove()
     for (path, a), (other, b) in zip(*seen, strict=False):
         if path != other:
-            return path
+            return str(path)
         rows = kept.get(f"{path}.weight", {}).get(0)
         if a.shape != b.shape and rows and not isinstance(rows[0], list):
             for dim in (1, a.dim() - 1):
@@ -210,5 +228,5 @@ def first_difference(
             try:
                 _close(path, a, b, TOLERANCE)
             except DifferenceError:
-                return path or "the model itself"
+                return str(path) or "the model itself"
     return "the model's own forward"

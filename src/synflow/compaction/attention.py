@@ -1,0 +1,127 @@
+"""Multi-head attention whose heads, and the channels of their values, need not fill the width of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["CompactAttention", "Indices"]
+
+# Indices kept along a dimension; where they differ between the groups of a convolution, one list per group.
+Indices = list[int] | list[list[int]]
+
+
+class CompactAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` with fewer heads, or fewer value channels in each: the same parameters, only smaller.
+
+    `nn.MultiheadAttention` takes the width of the model as the number of heads times their size, so a head can't go
+    alone. Here `num_heads`, `head_dim` and `value_dim` are free.
+    """
+
+    value_dim: int
+
+    @staticmethod
+    def fits(module: nn.MultiheadAttention) -> bool:
+        """Can this module be seen so? Extra keys and values (`bias_k`, `add_zero_attn`) are left alone."""
+        return (
+            type(module).forward in (nn.MultiheadAttention.forward, CompactAttention.forward)
+            and module.bias_k is None
+            and not module.add_zero_attn
+        )
+
+    @staticmethod
+    def convert(module: nn.MultiheadAttention) -> CompactAttention:
+        """Make an attention a compact one, in place; nothing is cut yet."""
+        if isinstance(module, CompactAttention):
+            return module
+        module.__class__ = CompactAttention
+        assert isinstance(module, CompactAttention)
+        module.value_dim = module.head_dim
+        # PyTorch's fused encoder layer, which knows nothing of sizes of our own, asks for this before it takes over.
+        module._qkv_same_embed_dim = False
+        return module
+
+    def resize(self, kept: Mapping[str, Mapping[int, Indices]]) -> None:
+        """Take over the sizes of the weights, of which these indices were kept."""
+        dense_heads, width = self.num_heads, self.num_heads * self.head_dim
+        if self.in_proj_weight is not None:
+            rows = kept.get("in_proj_weight", {}).get(0, list(range(2 * width + dense_heads * self.value_dim)))
+            queries = sum(int(str(row)) < width for row in rows)
+            values = sum(int(str(row)) >= 2 * width for row in rows)
+        else:
+            queries, values = len(self.q_proj_weight), len(self.v_proj_weight)
+        self.num_heads = queries // self.head_dim
+        self.value_dim = values // self.num_heads
+        self.embed_dim = self.out_proj.weight.shape[0]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        heads, size = self.num_heads, self.head_dim
+        sizes = [heads * size, heads * size, heads * self.value_dim]
+        if self.in_proj_weight is not None:
+            weights: tuple[Tensor, ...] = self.in_proj_weight.split(sizes)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        q, k, v = (
+            F.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        bias = self._bias(q, k, key_padding_mask, attn_mask, is_causal and attn_mask is None and need_weights)
+        scale, dropout = size**-0.5, self.dropout if self.training else 0.0
+        probabilities: Tensor | None = None
+        if need_weights:
+            products = (q * scale) @ k.transpose(-2, -1)
+            probabilities = F.dropout((products if bias is None else products + bias).softmax(-1), dropout)
+            mixed = probabilities @ v
+        else:
+            causal = is_causal and bias is None
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+            )
+        result = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if probabilities is not None and average_attn_weights:
+            probabilities = probabilities.mean(1)
+        if not batched:
+            return result.squeeze(0), None if probabilities is None else probabilities.squeeze(0)
+        return (result if self.batch_first else result.transpose(0, 1)), probabilities
+
+    def _bias(
+        self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, causal: bool
+    ) -> Tensor | None:
+        """What is added to the products of queries and keys: minus infinity where a position may not be seen."""
+        bias: Tensor | None = None
+        if causal:
+            attn_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        if attn_mask is not None:
+            bias = _additive(attn_mask, q)
+            if bias.dim() == 3:  # (batch * heads, queries, keys)
+                bias = bias.unflatten(0, (q.shape[0], -1))
+        if padding is not None:
+            padded = _additive(padding, q)[:, None, None, :]
+            bias = padded if bias is None else bias + padded
+        return bias
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill_(mask, float("-inf"))
+    return mask.to(like.dtype)

@@ -1,0 +1,130 @@
+"""From the units that go to what is cut: indices to keep, sizes to remember, and a list of what stayed."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from .coupling import Coupling
+from .record import Stayed
+from .surgery import Indices
+
+__all__ = ["POLICIES", "families", "kept_indices", "remembered_sizes", "stayed"]
+
+_PLAIN = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase, nn.PReLU)
+# A number that a module remembers may be the old size of two things of which only one has changed (two heads of two
+# channels). Which is meant can only be told by its name, or by trying.
+POLICIES = (re.compile(r"head(s)?$|group(s)?$"), re.compile(""), re.compile(r"$^"))
+
+
+def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:
+    """Indices to keep, for every parameter and buffer that loses any, and their dense shapes."""
+    kept: dict[str, dict[int, Indices]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, name in coupling.tape.leaves.items():
+        axes = coupling.axes.get(number, [])
+        dims: dict[int, Indices] = {}
+        for dim, ids in enumerate(axes):
+            if ids is None or not bool(gone[ids].any()):
+                continue
+            lines = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
+            if len(lines) > 1:  # ragged: the lines belong to the rows of the first dimension
+                rows = axes[0]
+                assert rows is not None
+                lines = lines[~gone[rows.flatten()]]
+            dims[dim] = _per_group([(~gone[line]).nonzero().flatten().tolist() for line in lines])
+        if dims:
+            kept[name] = dims
+            shapes[name] = coupling.tape.shapes[number]
+    return kept, shapes
+
+
+def _per_group(lines: list[list[int]]) -> Indices:
+    """Lists that are the same for all rows of a group are written once per group, or once if there is only one."""
+    count = len(lines)
+    size = next(
+        s for s in range(count, 0, -1) if count % s == 0 and all(lines[i] == lines[i - i % s] for i in range(count))
+    )
+    return lines[0] if size == count else lines[::size]
+
+
+def remembered_sizes(
+    model: nn.Module, coupling: Coupling, gone: Tensor, policy: re.Pattern[str]
+) -> dict[str, dict[str, int]]:
+    """Sizes that modules use in reshaping, such as the number of heads, where the size has changed.
+
+    An attribute is a size if it equals that of a dimension seen in the module. Where sizes of one number changed
+    differently, only attributes whose name fits the policy are set.
+    """
+    sizes: dict[str, dict[int, set[int]]] = {}
+    for step in coupling.tape.steps:
+        for number in (*step.inputs, *step.outputs):
+            if number in coupling.tape.leaves:
+                continue
+            for dim, ids in enumerate(coupling.axes.get(number, [])):
+                if ids is not None:
+                    sizes.setdefault(step.module, {}).setdefault(ids.shape[dim], set()).add(_size(ids, dim, gone))
+    found: dict[str, dict[str, int]] = {}
+    for path, changes in sizes.items():
+        module = model.get_submodule(path)
+        if isinstance(module, (*_PLAIN, nn.MultiheadAttention)):
+            continue
+        for name, value in vars(module).items():
+            if type(value) is int and not name.startswith("_"):
+                new = changes.get(value, {value})
+                if new == {value} or (len(new) > 1 and not policy.search(name)):
+                    continue
+                found.setdefault(path, {})[name] = min(new)
+    return found
+
+
+def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
+    """How many indices are left along a dimension, in a line that is not gone as a whole."""
+    return int((~gone[ids.movedim(dim, -1).reshape(-1, ids.shape[dim])]).sum(1).max())
+
+
+def families(coupling: Coupling) -> dict[int, list[int]]:
+    """Units that lie along a common dimension of a parameter, directly or through others, by family."""
+    units = coupling.units
+    parent = units.roots(torch.arange(len(units.parent))).tolist()
+
+    def find(unit: int) -> int:
+        while parent[unit] != unit:
+            parent[unit] = parent[parent[unit]]
+            unit = parent[unit]
+        return unit
+
+    groups = [
+        ids.flatten().tolist()
+        for number in coupling.tape.leaves for ids in coupling.axes.get(number, []) if ids is not None
+    ]  # fmt: skip
+    groups += [list(triple) for joint in units.joints for triple in zip(*(t.tolist() for t in joint), strict=True)]
+    for group in groups:
+        for unit in group[1:]:
+            a, b = find(group[0]), find(unit)
+            parent[max(a, b)] = min(a, b)
+    found: dict[int, list[int]] = {}
+    for unit in range(len(parent)):
+        found.setdefault(find(unit), []).append(unit)
+    return found
+
+
+def stayed(coupling: Coupling, gone: Tensor, dead: Tensor) -> tuple[Stayed, ...]:
+    """Dead units that are kept, by reason."""
+    units = coupling.units
+    counts: dict[str, set[int]] = {}
+    where: dict[str, list[str]] = {}
+    for number, name in coupling.tape.leaves.items():
+        for dim, ids in enumerate(coupling.axes.get(number, [])):
+            if ids is None:
+                continue
+            for unit in ids.unique()[(dead & ~gone)[ids.unique()]].tolist():
+                root = units.find(unit)
+                reason = units.reasons.get(root) or units.asides.get(root, "it is tied to units that stay")
+                counts.setdefault(reason, set()).add(root)
+                place = f"{name} dimension {dim}"
+                if place not in where.setdefault(reason, []):
+                    where[reason].append(place)
+    return tuple(Stayed(reason, len(counts[reason]), tuple(where[reason])) for reason in counts)

@@ -1,0 +1,146 @@
+"""Attempts at cutting a model, each of them checked; what fails the check is left out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import SynflowError
+from .attention import CompactAttention
+from .coupling import couple
+from .liveness import liveness
+from .plan import POLICIES, families, kept_indices, remembered_sizes, stayed
+from .record import Compaction
+from .removal import choose_units
+from .surgery import Indices, shrink, tensors
+from .tape import Tape, mark_outputs, recording
+from .verification import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
+
+__all__ = ["Trial"]
+
+
+class Trial:
+    """One model under compaction: what was found out about it, and attempts at cutting it."""
+
+    def __init__(self, masked: nn.Module, masks: Mapping[str, Tensor], example: Any) -> None:
+        self.reference = double(copy.deepcopy(masked))
+        self.masks = {name: mask.cpu() for name, mask in masks.items()}
+        self.example = example
+        self.notes: list[str] = []
+        self.modes: tuple[str, ...] = ("eval", "train")
+        self.failure: Exception | None = None
+        self.policy = POLICIES[0]
+        work = copy.deepcopy(self.reference)
+        attentions = {}
+        for path, module in work.named_modules():
+            if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
+                attentions[path] = CompactAttention.convert(module)
+        self.tape = self.record(work)
+        self.coupling = couple(self.tape, frozenset(attentions))
+        self.alive = liveness(self.tape, tensors(self.reference), self.masks)
+
+    def record(self, work: nn.Module) -> Tape:
+        """Run the model in both modes, on a short batch if it takes one."""
+        tape = Tape()
+        self.example = shortened(work, self.example)
+        self.training_example = self.example
+        with recording(work, tape, training=False):
+            mark_outputs(tape, run(work, inputs_like(self.example, None), False))
+        for repeat in (1, 2):  # batch norm can't be trained on a single value
+            twice = inputs_like(self.example, None, repeat)
+            before = tape.length()
+            try:
+                with recording(work, tape, training=True):
+                    mark_outputs(tape, run(work, twice, True))
+            except Exception as cause:
+                tape.cut_back(before)
+                problem = cause
+            else:
+                self.training_example = twice
+                return tape.used()
+        self.modes = ("eval",)
+        self.notes.append(f"train mode does not run on the example, so only eval mode was looked at: {problem}")
+        return tape.used()
+
+    def solve(self) -> Compaction:
+        """The best plan that passes the check; parts of it that fail are left out and noted."""
+        plan = self.attempt(frozenset())
+        if plan is None:
+            plan = self.search()
+        return plan
+
+    def search(self) -> Compaction:
+        """Leave out the families of units that make the check fail."""
+        first = self.failure
+        gone, _ = choose_units(self.coupling, self.alive)
+        groups = families(self.coupling)
+        going = sorted({family for family, members in groups.items() if bool(gone[members].any())})
+
+        def frozen(accepted: Iterable[int]) -> frozenset[int]:
+            left_out = set(going) - set(accepted)
+            return frozenset(u for family in left_out for u in groups[family])
+
+        def grow(accepted: list[int], candidates: list[int]) -> list[int]:
+            if self.attempt(frozen([*accepted, *candidates]), quick=True) is not None:
+                return [*accepted, *candidates]
+            if len(candidates) == 1:
+                return accepted
+            half = len(candidates) // 2
+            return grow(grow(accepted, candidates[:half]), candidates[half:])
+
+        accepted = grow([], going) if going else []
+        plan = self.attempt(frozen(accepted))
+        if plan is None:
+            raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
+        left = len(going) - len(accepted)
+        note = f"{left} of {len(going)} families of units stay, since without them the model fails the check: {first}"
+        return replace(plan, notes=(*plan.notes, note))
+
+    def attempt(self, frozen: frozenset[int], quick: bool = False) -> Compaction | None:
+        """Cut and compare; None, with the cause in `failure`, if that does not work out."""
+        gone, dead = choose_units(self.coupling, self.alive, set(frozen))
+        kept, shapes = kept_indices(self.coupling, gone)
+        tried: list[Any] = []
+        for policy in (self.policy, *POLICIES):
+            attributes = remembered_sizes(self.reference, self.coupling, gone, policy)
+            if attributes in tried:
+                continue
+            tried.append(attributes)
+            small = copy.deepcopy(self.reference)
+            try:
+                shrink(small, kept, attributes)
+                worst = self.check(small, kept, quick)
+            except Exception as cause:
+                self.failure = self.failure if len(tried) > 1 else cause
+                continue
+            self.policy = policy
+            parameters = tuple(sum(p.numel() for p in m.parameters()) for m in (self.reference, small))
+            return Compaction(
+                kept, shapes, attributes, (parameters[0], parameters[1]), stayed(self.coupling, gone, dead),
+                tuple(self.notes), worst, self.modes,
+            )  # fmt: skip
+        return None
+
+    def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], quick: bool) -> float:
+        """Compare on the example and on random inputs in eval mode, then once in train mode with gradients."""
+        runs = [(1, False)] if quick else [(None, False), (1, False), (2, True)]
+        worst = 0.0
+        for seed, training in runs:
+            if training and "train" not in self.modes:
+                continue
+            inputs = inputs_like(self.training_example if training else self.example, seed)
+            pair = (self.reference, small)
+            if training:  # which writes to running statistics
+                pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
+            try:
+                worst = max(worst, compare(*pair, kept, self.masks, inputs, training))
+            except DifferenceError as difference:
+                pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
+                layer = first_difference(*pair, kept, inputs, training)
+                mode = "train" if training else "eval"
+                raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
+        return worst
