@@ -85,6 +85,20 @@ class Tape:
         return dataclasses.replace(self, steps=steps[::-1])
 
 
+_Place = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _overlap(one: _Place, other: _Place) -> bool:
+    """Do two views of a storage share an element? Halves of a tensor don't, though they share the storage."""
+
+    def end(place: _Place) -> int:
+        return place[2] + sum((size - 1) * stride for size, stride in zip(*place[:2], strict=True)) + 1
+
+    seen = torch.zeros(max(end(one), end(other)), dtype=torch.bool)
+    seen.as_strided(*one).fill_(True)
+    return bool(seen.as_strided(*other).any())
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -92,7 +106,8 @@ class _Recorder(TorchDispatchMode):
         self.path: list[str] = [""]
         self.training = False
         self.storages: dict[int, list[int]] = {}
-        self.stale: dict[int, int] = {}  # numbers whose memory was written through another tensor, and who wrote it
+        self.places: dict[int, _Place] = {}
+        self.stale: dict[int, list[int]] = {}  # storage written through other tensors, these
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,11 +120,11 @@ class _Recorder(TorchDispatchMode):
             if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
                 self.tape.constants[number] = tensor.detach().clone()
         elif number in self.stale:
-            old, writer = number, self.stale[number]
-            number = self.new_number(tensor)
-            self.tape.steps.append(
-                Step("overwritten", None, {}, (old, writer), (number,), self.path[-1], self.training)
-            )
+            writers = [w for w in self.stale.pop(number) if _overlap(self.places[number], self.places[w])]
+            if writers:
+                read = (number, *writers)
+                number = self.new_number(tensor)
+                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
         return number
 
     def new_number(self, tensor: Tensor) -> int:
@@ -118,6 +133,7 @@ class _Recorder(TorchDispatchMode):
         setattr(tensor, _NUMBER, number)
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
+            self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
         return number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,8 +172,9 @@ class _Recorder(TorchDispatchMode):
             self.tape.written.add(old)
         number = self.new_number(tensor)
         sharing = self.storages.get(tensor.untyped_storage().data_ptr(), [])
-        self.stale.update(dict.fromkeys((n for n in sharing if n not in (old, number)), number))
-        self.stale.pop(number, None)
+        for other in sharing:
+            if other not in (old, number):
+                self.stale.setdefault(other, []).append(number)
 
 
 @contextlib.contextmanager

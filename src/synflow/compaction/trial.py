@@ -84,16 +84,19 @@ class Trial:
             left_out = set(going) - set(accepted)
             return frozenset(u for family in left_out for u in groups[family])
 
-        def grow(accepted: list[int], candidates: list[int]) -> list[int]:
-            if self.attempt(frozen([*accepted, *candidates]), quick=True) is not None:
+        def grow(accepted: list[int], candidates: list[int], quick: bool) -> list[int]:
+            if self.attempt(frozen([*accepted, *candidates]), quick) is not None:
                 return [*accepted, *candidates]
-            if len(candidates) == 1:
+            if len(candidates) <= 1:
                 return accepted
             half = len(candidates) // 2
-            return grow(grow(accepted, candidates[:half]), candidates[half:])
+            return grow(grow(accepted, candidates[:half], quick), candidates[half:], quick)
 
-        accepted = grow([], going) if going else []
+        accepted = grow([], going, quick=True)
         plan = self.attempt(frozen(accepted))
+        if plan is None:  # the quick check has let something pass
+            accepted = grow([], accepted, quick=False)
+            plan = self.attempt(frozen(accepted))
         if plan is None:
             raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
         left = len(going) - len(accepted)
@@ -127,6 +130,8 @@ class Trial:
 
     def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], quick: bool) -> float:
         """Compare on the example and on random inputs in eval mode, then once in train mode with gradients."""
+        if not kept:
+            return 0.0
         runs = [(1, False)] if quick else [(None, False), (1, False), (2, True)]
         worst = 0.0
         for seed, training in runs:
