@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from masking import Small, assert_masks_hold, assert_same, batches, random_masks, seen, small, train, zeroed
+from synflow import prune
 from synflow.errors import SynflowError
 from synflow.masks import attach, attached, bake, density, fingerprint, shuffle
 from zoo import ZOO
@@ -287,6 +288,28 @@ def test_parametrizing_a_masked_weight_is_refused_before_it_breaks_anything():
     with pytest.raises(SynflowError, match="attach the masks afterwards"):
         nn.utils.parametrizations.weight_norm(model.mix)
     assert_masks_hold(model, masks)
+
+
+# -- Pruning an attached model ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["vgg_like", "encoder_layer", "lstm", "tied_autoencoder", "repeated_module", "bfloat16"]
+)
+@pytest.mark.parametrize("score", ["synflow", "magnitude"])
+def test_pruning_goes_on_from_the_attached_masks(name, score):
+    model, example, *_ = ZOO[name]()
+    first = prune(model, example, density=0.6, score=score, steps=2)
+    expected = prune(zeroed(model, first), example, density=0.4, score=score, steps=2, masks=first)
+    attach(model, first)
+    state = copy.deepcopy(model.state_dict())
+    second = prune(model, example, density=0.4, score=score, steps=2)
+    assert_same(second, expected)
+    assert_same(model.state_dict(), state)
+    assert_masks_hold(model, first)
+    attach(model, second)
+    assert_masks_hold(model, second)
+    assert fingerprint(model) == second.about.get("fingerprint", fingerprint(model))
 
 
 # -- Masks by themselves ---------------------------------------------------------------------------------------------

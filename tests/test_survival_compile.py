@@ -79,5 +79,8 @@ def test_masks_may_come_after_compilation():
     layer = nn.Linear(4, 4)
     compiled = torch.compile(layer, backend="aot_eager")
     compiled(torch.ones(1, 4))
+    attach(compiled, {"weight": torch.eye(4, dtype=torch.bool)})
+    assert torch.equal(compiled(torch.ones(1, 4)), layer(torch.ones(1, 4)))
+    assert_masks_hold(layer, {"weight": torch.eye(4, dtype=torch.bool)})
     attach(compiled, {"weight": torch.zeros(4, 4, dtype=torch.bool)})
     assert torch.equal(compiled(torch.ones(1, 4))[0], layer.bias)

@@ -39,16 +39,15 @@ def mask_of(module: nn.Module, name: str) -> Tensor:
 
 def hold(module: nn.Module, name: str, mask: Tensor) -> None:
     """Mask one parameter of a module from now on; a mask that is there already is replaced."""
-    key = name + MASK_SUFFIX
     parameter = module._parameters[name]
     assert parameter is not None
-    aligned = mask.to(parameter.device, copy=True)
-    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
-        aligned = aligned.contiguous(memory_format=torch.channels_last)  # so that `where` runs over both in step
     if name in masked_names(module):
-        module._buffers[key] = aligned
+        mask_of(module, name).copy_(mask)  # in place: compiled graphs and DDP know this tensor
     else:
-        module.register_buffer(key, aligned)
+        own = mask.to(parameter.device, copy=True)
+        if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
+            own = own.contiguous(memory_format=torch.channels_last)  # so that `where` runs over both in step
+        module.register_buffer(name + MASK_SUFFIX, own)
         names = tuple(sorted({*masked_names(module), name}))
         _set_class(module, _masked_class(_plain_class(type(module)), names))
     zero_pruned(module)
