@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import streams
 from .errors import SynflowError
 
 Scope: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], "dict[str, Tensor]"]
@@ -21,18 +22,18 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
     >>> keep_best(scores, {name: torch.ones(2, dtype=torch.bool) for name in scores}, 3)
     {'a': tensor([True, True]), 'b': tensor([False,  True])}
     """
-    values = _gather(scores, candidates)
-    total = values.numel()
+    for name in candidates:
+        _check_ordered(name, scores[name])
+    total = streams.count(candidates)
     if count > total:
         raise SynflowError(f"{count} weights are to stay but only {total} are left; ask for a higher compression")
     if count == total:
         return {name: mask.clone() for name, mask in candidates.items()}
     if count == 0:
         return {name: torch.zeros_like(mask) for name, mask in candidates.items()}
-    threshold = _kth_smallest(values, total - count)
-    del values
-    kept = {name: candidates[name] & (scores[name] > threshold) for name in candidates}
-    missing = count - sum(int(mask.sum()) for mask in kept.values())
+    threshold = streams.kth_largest(scores, candidates, count, total)
+    kept = {name: torch.gt(scores[name], threshold).logical_and_(mask) for name, mask in candidates.items()}
+    missing = count - streams.count(kept)
     for name, mask in kept.items():
         if missing == 0:
             break
@@ -40,34 +41,6 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
         mask.view(-1)[ties] = True
         missing -= ties.numel()
     return kept
-
-
-def lightest(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], budget: float) -> int:
-    """How many candidates, lightest first, have scores that sum to less than the budget.
-
-    >>> lightest({"a": torch.tensor([0.5, 0.1, 0.2])}, {"a": torch.tensor([True, True, True])}, 0.31)
-    2
-    """
-    values = _gather(scores, candidates)
-    # Non-negative floats order as their bits do: sum whole classes of equal leading bits, then sort one class.
-    wide = values.dtype == torch.float64
-    bits = values.view(torch.int64) >> 46 if wide else values.view(torch.int32) >> 15
-    sums = torch.bincount(bits, weights=values.double())
-    below = int((torch.cumsum(sums, 0) < budget).sum())
-    start = float(sums[:below].sum())
-    inside, _ = torch.sort(values[bits == below])
-    running = torch.cumsum(inside.double(), 0) + start
-    return int((bits < below).sum()) + int((running < budget).sum())
-
-
-def total_score(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> float:
-    """The sum of the scores of a set of weights, in double precision."""
-    return sum(float(scores[name][mask].double().sum()) for name, mask in masks.items())
-
-
-def count(masks: Mapping[str, Tensor]) -> int:
-    """The number of weights that masks keep."""
-    return sum(int(mask.sum()) for mask in masks.values())
 
 
 def global_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
@@ -160,24 +133,8 @@ def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def _gather(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor]) -> Tensor:
-    """The scores of the candidates in one vector."""
-    parts = []
-    for name, mask in candidates.items():
-        part = scores[name].detach()[mask]
-        if bool(torch.isnan(part).any()):
-            raise SynflowError(
-                f"{name}: {int(torch.isnan(part).sum())} of {part.numel()} scores are nan; no ranking is possible"
-            )
-        parts.append(part)
-    joined = torch.cat(parts)
-    # Adding zero turns -0.0 into 0.0, which the bits tell apart.
-    return (joined.float() if joined.dtype in (torch.float16, torch.bfloat16) else joined) + 0.0
-
-
-def _kth_smallest(values: Tensor, index: int) -> Tensor:
-    """The value at `index` in ascending order."""
-    if values.device.type == "cpu":
-        # numpy's selection is several times faster than torch's on the CPU.
-        return torch.as_tensor(np.partition(values.numpy(), index)[index])
-    return torch.kthvalue(values, index + 1).values
+def _check_ordered(name: str, scores: Tensor) -> None:
+    """Refuse scores that have no order; one sum finds a nan anywhere."""
+    if bool(torch.isnan(scores.sum())) and bool(torch.isnan(scores).any()):
+        bad = int(torch.isnan(scores).sum())
+        raise SynflowError(f"{name}: {bad} of {scores.numel()} scores are nan; no ranking is possible")

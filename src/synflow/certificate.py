@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .allocation import count
 from .connectivity import reach
 from .errors import SynflowError
 from .measurement import measure
 from .network import open_network
-from .pruning import StepRecord, checked_masks
+from .plans import checked_masks
+from .records import StepRecord
+from .streams import count
 from .theory import conservation_of, max_compression_of
 
 

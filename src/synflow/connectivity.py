@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .allocation import keep_best, lightest
+from .allocation import keep_best
 from .linearization import Arithmetic
 from .measurement import measure
 from .network import Network
+from .streams import lightest
 
 # log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
 # the number of paths of any network, so that paths with more weights vanish beside those with fewer.

@@ -47,14 +47,20 @@ def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None) -> 
     return data
 
 
+def fixed(flow: Tensor) -> Tensor:
+    """The data of a flow as a constant, also where operations on flows are looked up in the table."""
+    with torch._C.DisableTorchFunction():
+        return flow.detach().as_subclass(Tensor)
+
+
 def scaled(data: Tensor, power: int) -> Tensor:
     """``data * 2**power``, exactly, as far as the type holds it (underflow gives zero)."""
     while power:
         part = max(-100, min(100, power))
         data = data * math.ldexp(1.0, part)
         power -= part
-        if part == -100 and power < -300:
-            return data * 0.0
+        if power < -2200:
+            return data * 0.0  # below the smallest number of any type
     return data
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ def loss_gradients(
 ) -> dict[str, Tensor]:
     """dL/dw at the masked weights, summed over the batches (also for masked weights)."""
     total: dict[str, Tensor] = {}
-    for loss, leaves in _losses(network, masks, training, temperature):
-        _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
+    with closing(_losses(network, masks, training, temperature)) as losses:
+        for loss, leaves in losses:
+            _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
     return total
 
 
@@ -31,8 +33,9 @@ def hessian_products(
 ) -> dict[str, Tensor]:
     """H v, the Hessian of the summed loss times a vector."""
     total: dict[str, Tensor] = {}
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention kernels have no second derivative
-        for loss, leaves in _losses(network, masks, training, temperature):
+    # Fused attention kernels have no second derivative.
+    with sdpa_kernel(SDPBackend.MATH), closing(_losses(network, masks, training, temperature)) as losses:
+        for loss, leaves in losses:
             inputs = list(leaves.values())
             first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
             along = [(g * vectors[n]).sum() for n, g in zip(leaves, first, strict=True) if g is not None]
@@ -62,6 +65,7 @@ def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights)
     }
 
 
+@torch.inference_mode(False)
 def masked_weights(network: Network, masks: Weights | None) -> dict[str, Tensor]:
     """The weights as the pruned network sees them, in at least single precision."""
     result = {}
@@ -74,7 +78,8 @@ def masked_weights(network: Network, masks: Weights | None) -> dict[str, Tensor]
 
 def _losses(
     network: Network, masks: Weights | None, training: bool, temperature: float
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+) -> Generator[tuple[Tensor, dict[str, Tensor]], None, None]:
+    """The loss of each batch; to be closed, so that random numbers and modes come back at once on an error."""
     leaves = {name: value.requires_grad_() for name, value in masked_weights(network, masks).items()}
     dtype = next(iter(leaves.values())).dtype
     batches = network.batches

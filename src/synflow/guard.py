@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .allocation import count, keep_best, lightest, total_score
+from .allocation import keep_best
 from .connectivity import connected
-from .measurement import Measurement, measure
+from .measurement import Measurement
 from .network import Network
+from .streams import count, lightest, total_score
 
 # Scores are sums of many rounded terms: a bound met by less than this share is not relied on.
 ROUNDING = 1e-5
@@ -37,11 +38,6 @@ class Removal:
     masks: dict[str, Tensor]
     pruned_fraction: float
     complete: bool
-
-
-def input_flow(network: Network, masks: Mapping[str, Tensor], full: Measurement, power: int) -> Measurement:
-    """The flow that starts at inputs; where nothing is added on the way it is the flow already measured."""
-    return measure(network, masks, power=power, shifts=False) if full.had_shifts else full
 
 
 def remove(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ class Arithmetic:
     `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
     remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
     booleans: one where there is flow, zero where there is none. A pass is `loose` when a stand-in held part of the flow
-    fixed (a gate that reads the state), so that the union bound needs a second look. What a layer in `watched` (by the
-    id of its weight) sends is kept in `taps`: its name, the tensor, the dimension of its units; `untapped` names the
+    fixed (a gate that reads the state), so that the union bound needs a second look. The backward pass notes in
+    `unit_flows` what leaves the units of the layers in `watched` (by the id of their weight); `untapped` names the
     weights that were also used otherwise.
     """
 
@@ -46,7 +46,7 @@ class Arithmetic:
     loose: bool = False
     notes: dict[str, None] = field(default_factory=dict)
     watched: dict[int, str] | None = None
-    taps: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    unit_flows: dict[str, Tensor] = field(default_factory=dict)
     untapped: set[str] = field(default_factory=set)
 
 
@@ -143,8 +143,9 @@ def arithmetic() -> Arithmetic:
 class LinearizationMode(TorchFunctionMode):
     """Within it, operations on flows are replaced by their stand-ins."""
 
-    def __init__(self, arithmetic: Arithmetic, modules: Mapping[nn.Module, str]) -> None:
+    def __init__(self, arithmetic: Arithmetic, modules: Mapping[nn.Module, str], gradients: bool = True) -> None:
         super().__init__()
+        self.gradients = gradients
         self.arithmetic = arithmetic
         self.modules = modules
         self._outer: list[LinearizationMode | None] = []
@@ -176,10 +177,12 @@ class LinearizationMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = ALIASES.get(name, name)
         rule = _USER_RULES.get(name) or RULES.get(name)
-        if rule is not None:
-            return self._apply(rule, name, func, args, kwargs)
-        if name.endswith("_") and not name.endswith("__"):
-            return self._in_place(name, args, kwargs)
+        # Flow passes a frozen part of a model too: what `no_grad` there hides from training is still a path.
+        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
+            if rule is not None:
+                return self._apply(rule, name, func, args, kwargs)
+            if name.endswith("_") and not name.endswith("__"):
+                return self._in_place(name, args, kwargs)
         raise NoRuleError(self._no_rule(name, func))
 
     def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -210,10 +213,7 @@ class LinearizationMode(TorchFunctionMode):
             return target
         if not isinstance(target, Flow):
             if target._is_view():
-                raise SynflowError(
-                    f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would "
-                    "be lost; write into the tensor itself (out[...] = value), or build it with torch.cat"
-                )
+                self.refuse_view()
             target = as_flow(target, value.exponent)
         assert isinstance(target, Flow)
         shift = value.exponent - target.exponent
@@ -222,6 +222,13 @@ class LinearizationMode(TorchFunctionMode):
         target.copy_(scaled(value, shift).to(target.dtype))
         target.degrees = value.degrees
         return target
+
+    def refuse_view(self) -> NoReturn:
+        """Say that a flow cannot be written into a window on a constant."""
+        raise SynflowError(
+            f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would be lost; "
+            "write into the tensor itself (out[...] = value), or build it with torch.cat"
+        )
 
     def where(self) -> str:
         """The innermost module that is running, by name and class."""
@@ -243,9 +250,11 @@ class LinearizationMode(TorchFunctionMode):
 
 
 def _attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A property such as `.shape` as it is; one that is a tensor (`.T`, `.data`) is a flow again."""
-    value = func(*args, **kwargs)
+    """A property such as `.shape` as it is; one that is a tensor (`.T`) is a flow again, and so is `.data`."""
     owner = args[0]
+    if isinstance(owner, Flow) and getattr(func, "__self__", None) is Tensor.data:
+        return owner
+    value = func(*args, **kwargs)
     if isinstance(owner, Flow) and isinstance(value, Tensor) and not isinstance(value, Flow):
         return as_flow(value, owner.exponent, owner.degrees)
     return value

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Measurement:
         return math.log2(self.value) + self.exponent if self.value > 0 else -math.inf
 
 
+@torch.inference_mode(False)
 def measure(
     network: Network,
     masks: Mapping[str, Tensor] | None = None,
@@ -50,22 +52,23 @@ def measure(
     leaf_exponent: int = 0,
     arithmetic: Arithmetic | None = None,
     trace: bool = False,
+    into: dict[str, Tensor] | None = None,
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
 
     The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False` follows
-    only what starts at an input; `magnitudes * 2**leaf_exponent` replaces |w|; `trace` adds how often
-    terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
+    only what starts at an input; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
+    adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
+    Scores are written into the tensors of `into`, where given.
     """
     how = arithmetic or Arithmetic(shifts=shifts)
     notes: dict[str, None] = {}
+    if magnitudes is None:
+        magnitudes = absolute(network, masks, power, notes)
     leaves = {}
-    for index, (name, weight) in enumerate(network.weights.items()):
-        leaf = _magnitude(name, weight, power, notes) if magnitudes is None else magnitudes[name].clone()
-        if masks is not None:
-            leaf.mul_(masks[name])
-        tracked = _once(len(network.weights), index) if trace else None
-        leaves[name] = as_flow(leaf.requires_grad_(gradients), leaf_exponent, tracked)
+    for index, (name, magnitude) in enumerate(magnitudes.items()):
+        tracked = _once(len(magnitudes), index) if trace else None
+        leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), leaf_exponent, tracked)
     with isolated(network.seed, network.device):
         network.model.eval()
         network.replace(leaves)
@@ -74,36 +77,38 @@ def measure(
         example = pytree.tree_map(lambda leaf: _input(leaf, dtype, trace, len(leaves)), network.example)
         names = {module: name for name, module in network.model.named_modules()}
         how.watched = {id(leaf): name for name, leaf in leaves.items()} if trace else None
-        mode = LinearizationMode(how, names)
+        mode = LinearizationMode(how, names, gradients)
         with torch.set_grad_enabled(gradients), mode:
             output = _forward(network, example)
         total = _total(output)
         value = float(total.detach())
         if not math.isfinite(value):
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
-        scores: dict[str, Tensor] = {}
-        units: dict[str, Tensor] = {}
-        if gradients:
-            found, units = _gradients(total, leaves, how)
-            for name, leaf in leaves.items():
-                gradient = found[name]
-                if gradient is None:
-                    scores[name] = torch.zeros_like(leaf.detach()).as_subclass(Tensor)
-                else:
-                    scores[name] = gradient.mul_(leaf.detach()).as_subclass(Tensor)
-                _check_scores(name, scores[name])
+        scores = _scores(total, leaves, {} if into is None else into) if gradients else {}
     notes.update(how.notes)
+    units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
     return Measurement(value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose)
 
 
-def _magnitude(name: str, weight: Tensor, power: int, notes: dict[str, None]) -> Tensor:
-    """|w| ** power in at least single precision; a tensor that is zero everywhere counts as ones."""
-    dtype = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
-    magnitude = weight.detach().to(dtype).abs()
-    if not bool(magnitude.any()):
-        notes[f"{name}: zero everywhere, counts as ones"] = None
-        return torch.ones_like(magnitude)
-    return magnitude if power == 1 else magnitude**power
+@torch.inference_mode(False)
+def absolute(
+    network: Network, masks: Mapping[str, Tensor] | None, power: int = 1, notes: dict[str, None] | None = None
+) -> dict[str, Tensor]:
+    """|w| ** power under the masks, in at least single precision; a tensor that is zero everywhere counts as ones."""
+    wide = any(weight.dtype == torch.float64 for weight in network.weights.values())
+    result = {}
+    for name, weight in network.weights.items():
+        magnitude = weight.detach().to(torch.float64 if wide else torch.float32).abs()
+        if not bool(magnitude.any()):
+            if notes is not None:
+                notes[f"{name}: zero everywhere, counts as ones"] = None
+            magnitude.fill_(1.0)
+        if power != 1:
+            magnitude.pow_(power)
+        if masks is not None:
+            magnitude.mul_(masks[name])
+        result[name] = magnitude
+    return result
 
 
 def _once(count: int, index: int) -> Degrees:
@@ -139,11 +144,11 @@ def _forward(network: Network, example: Any) -> Any:
     except SynflowError:
         raise
     except Exception as cause:
-        shapes = pytree.tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else t, example)
+        shapes = ", ".join(str(tuple(t.shape)) for t in pytree.tree_leaves(example) if isinstance(t, Tensor))
         raise SynflowError(
-            f"{type(network.model).__name__} fails on an example of shape {shapes}: {type(cause).__name__}: {cause}. "
-            "If the model runs on this example outside of synflow, an operation in it may need a rule "
-            "(synflow.register_rule)"
+            f"{type(network.model).__name__} fails on an example of shape {shapes or 'none'}: "
+            f"{type(cause).__name__}: {cause}. If the model runs on this example outside of synflow, an operation in "
+            "it may need a rule (synflow.register_rule)"
         ) from cause
 
 
@@ -175,25 +180,34 @@ def _outputs(output: Any) -> Any:
             yield from _outputs(getattr(output, item.name))
 
 
-def _gradients(
-    total: Flow, leaves: Mapping[str, Flow], how: Arithmetic
-) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-    """dR/d|w| for each weight, and y dR/dy summed for each unit of the layers that are traced."""
-    if not total.requires_grad:
-        return dict.fromkeys(leaves), {}
-    taps = [tap for tap in how.taps if tap[1].requires_grad]
-    found = torch.autograd.grad(total, [*leaves.values(), *(sent for _, sent, _ in taps)], allow_unused=True)
-    units: dict[str, Tensor] = {}
-    for (name, sent, dimension), gradient in zip(taps, found[len(leaves) :], strict=True):
-        if gradient is not None and name not in how.untapped:
-            others = [axis for axis in range(sent.dim()) if axis != dimension]
-            flow = (sent.detach().as_subclass(Tensor).double() * gradient.double()).sum(others)
-            units[name] = units[name] + flow if name in units else flow
-    return dict(zip(leaves, found, strict=False)), units
+def _scores(total: Flow, leaves: Mapping[str, Flow], scores: dict[str, Tensor]) -> dict[str, Tensor]:
+    """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there."""
+
+    def receive(name: str, leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        # Not in place: the backward pass, still under way, may hand the same tensor to another leaf.
+        gradient, leaf.grad = leaf.grad.as_subclass(Tensor), None
+        if name in scores:
+            torch.mul(gradient, leaf.detach(), out=scores[name])
+        else:
+            scores[name] = gradient * leaf.detach().as_subclass(Tensor)
+        reached.add(name)
+
+    reached: set[str] = set()
+    for name, leaf in leaves.items():
+        leaf.register_post_accumulate_grad_hook(partial(receive, name))
+    if total.requires_grad:
+        torch.autograd.backward(total, inputs=list(leaves.values()))
+    for name, leaf in leaves.items():
+        if name not in reached:
+            scores[name] = torch.zeros_like(leaf.detach()).as_subclass(Tensor)
+        _check_scores(name, scores[name])
+    return {name: scores[name] for name in leaves}
 
 
 def _check_scores(name: str, scores: Tensor) -> None:
-    if not bool(torch.isfinite(scores).all()):
+    # Scores are not negative, so one sum finds any that is not finite.
+    if not math.isfinite(float(scores.sum())):
         bad = int((~torch.isfinite(scores)).sum())
         raise SynflowError(
             f"{name}: {bad} of {scores.numel()} flow scores are not finite; a weight or statistic is extreme "

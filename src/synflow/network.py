@@ -6,11 +6,14 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
@@ -37,6 +40,9 @@ class Network:
     score_name: str = "this score"
     _slots: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict, repr=False)
     _batches: list[Batch] | None = field(default=None, repr=False)
+    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
+    _replaced: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _reached_around: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -66,6 +72,7 @@ class Network:
     def replace(self, weights: Mapping[str, Tensor]) -> None:
         """Put other tensors in the places of the prunable weights of the copy."""
         for name, tensor in weights.items():
+            self._replaced[id(self._originals[name])] = tensor
             for module, attribute in self._slots[name]:
                 module._parameters[attribute] = tensor  # type: ignore[assignment]
         for module in self.model.modules():
@@ -75,9 +82,13 @@ class Network:
     def call(self, inputs: Any) -> Any:
         """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments."""
         args, kwargs = arguments(inputs)
-        return self.model(*args, **kwargs)
+        if not self._reached_around:
+            return self.model(*args, **kwargs)
+        with _Substitution(self._replaced):
+            return self.model(*args, **kwargs)
 
 
+@torch.inference_mode(False)
 def open_network(
     model: nn.Module,
     example: Any,
@@ -95,21 +106,24 @@ def open_network(
     chosen = prunable(model, select, protect)
     for name, parameter in chosen.items():
         check_finite(name, parameter.detach())
-    twin = private_copy(model)
-    names = dict(zip(chosen, chosen, strict=True))
+    twin = private_copy(model, chosen)
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
-    network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, names))
+    network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen))
+    network._originals = chosen  # held, so that their ids stay theirs
+    network._reached_around = _has_own_functions(model)
     network.example = move(example, network.device)
     return network
 
 
-def private_copy(model: nn.Module) -> nn.Module:
-    """A copy of the module tree that shares the tensors; buffers are cloned, since a forward pass may write to them."""
+def private_copy(model: nn.Module, shared: Iterable[str] | None = None) -> nn.Module:
+    """A copy of the module tree that shares the named parameters (by default all); the rest it may write to."""
+    names = None if shared is None else set(shared)
     memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        share = names is None or name in names
+        own = parameter if share else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        memo[id(parameter)] = own
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                memo[id(parameter)] = parameter
         for buffer in module._buffers.values():
             if buffer is not None:
                 memo[id(buffer)] = buffer.detach().clone()
@@ -124,6 +138,30 @@ def private_copy(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}); pruning works on a copy so "
             "that the model stays untouched: make it deep-copyable, e.g. by a __deepcopy__ on the offending attribute"
         ) from cause
+
+
+class _Substitution(TorchFunctionMode):
+    """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
+
+    def __init__(self, replaced: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.replaced = replaced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _has_own_functions(model: nn.Module) -> bool:
+    """Whether an instance carries functions (a patched forward, a hook), which a copy shares with the original."""
+    kinds = (FunctionType, partial)
+    for module in model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(isinstance(value, kinds) for value in (*vars(module).values(), *hooks)):
+            return True
+    return False
 
 
 @contextmanager

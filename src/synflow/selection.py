@@ -22,6 +22,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.RNNBase, nn.RNNCellBase), ("weight_*",)),
 )
 
+_NORMED = ("_v", "_orig")
+
 
 def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[str] = ()) -> dict[str, nn.Parameter]:
     """The parameters that may be pruned, by name, each tied tensor once under its first name.
@@ -86,6 +88,8 @@ def _weight_attributes(module: nn.Module) -> list[str]:
         if isinstance(module, classes):
             names = list(module._parameters)
             names += list(getattr(module, "parametrizations", {}))
+            # Old-style weight and spectral norm keep the tensor under another name.
+            names += [name.removesuffix(end) for name in module._parameters for end in _NORMED if name.endswith(end)]
             return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     # transformers' Conv1D is a linear layer with the weight transposed, and no subclass of nn.Linear.
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
@@ -97,10 +101,11 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     """The parameter behind an attribute; of a parametrized one (weight norm, masks) the tensor that it is made of."""
     parametrized = getattr(module, "parametrizations", {})
     if attribute not in parametrized:
-        return module._parameters[attribute]
+        stored = (module._parameters.get(attribute + end) for end in ("", *_NORMED))
+        return next((parameter for parameter in stored if parameter is not None), None)
     parts = parametrized[attribute]
-    stored: Tensor | None = parts._parameters.get("original", parts._parameters.get("original1"))
-    return stored
+    original: Tensor | None = parts._parameters.get("original", parts._parameters.get("original1"))
+    return original
 
 
 def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .allocation import SCOPES, Scope, count
+from .allocation import SCOPES, Scope
 from .connectivity import connected, fewest_weights, shortest_path
 from .errors import SynflowError, choose
 from .measurement import Measurement, measure
@@ -20,6 +20,7 @@ from .pruning import prune
 from .schedules import Schedule
 from .scores import DEFAULT_STEPS, SCORES, Score
 from .selection import Select
+from .streams import count
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flow import Flow, as_flow, both
+from ..flow import Flow, as_flow, both, fixed
 from ..linearization import WEIGHTED, NoRuleError, Rule, arithmetic, composite
 from .basic import add, homogeneous, positive, product, settled, shift, times
 
@@ -29,12 +29,20 @@ def weighted(
 
 
 def _tapped(function: Callable[..., Any], x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The same, and what the layer sends is noted; a copy goes on, so that nothing later writes into the note."""
+    """The same, and the flow y dR/dy of each unit is noted; a copy goes on, so that nothing writes into y later."""
     sent = _weighted(function, x, weight, *args, **kwargs)
     name = (arithmetic().watched or {}).get(id(weight))
     if name is None:
         return sent
-    arithmetic().taps.append((name, sent, _unit_dimension(function, sent)))
+    flows, data = arithmetic().unit_flows, fixed(sent)
+    others = [axis for axis in range(sent.dim()) if axis != _unit_dimension(function, sent)]
+
+    def note(gradient: Tensor) -> None:
+        flow = (data.double() * gradient.as_subclass(Tensor).double()).sum(others)
+        flows[name] = flows[name] + flow if name in flows else flow
+
+    if sent.requires_grad:
+        sent.register_hook(note)
     return as_flow(sent.as_subclass(Tensor).clone(), sent.exponent, sent.degrees)
 
 
@@ -84,7 +92,7 @@ def divide(function: Callable[..., Any], first: Any, second: Any, **_: Any) -> A
     """A divisor that is a flow is a scale, not a path: it is applied without a gradient."""
     if isinstance(second, Flow):
         return times(first, reciprocal(torch.reciprocal, second))
-    return product(torch.mul, first, 1 / positive(torch.as_tensor(second, device=first.device), first.dtype))
+    return product(torch.div, first, torch.as_tensor(second, dtype=first.dtype, device=first.device))
 
 
 def reverse_divide(function: Callable[..., Any], divisor: Any, dividend: Any) -> Any:
@@ -95,8 +103,8 @@ def reverse_divide(function: Callable[..., Any], divisor: Any, dividend: Any) ->
 def reciprocal(function: Callable[..., Any], x: Flow, power: float = 1.0) -> Flow:
     """``x ** -power`` without a gradient; where there is no flow the quotient is zero, as its numerator is."""
     if not arithmetic().divide or arithmetic().saturate:
-        return as_flow(torch.ones_like(x.detach()).as_subclass(Tensor))
-    data = x.detach().as_subclass(Tensor)
+        return as_flow(torch.ones_like(fixed(x)))
+    data = fixed(x)
     whole = -x.exponent * power
     exponent = math.floor(whole)
     inverse = torch.where(data > 0, data.clamp_min(torch.finfo(data.dtype).tiny) ** -power, torch.zeros_like(data))
@@ -141,9 +149,9 @@ def square(function: Callable[..., Any], x: Flow) -> Any:
     return power(function, x, 2)
 
 
-def reverse_subtract(function: Callable[..., Any], first: Any, second: Any, **kwargs: Any) -> Any:
+def reverse_subtract(function: Callable[..., Any], first: Any, second: Any, *, alpha: Any = 1) -> Any:
     """`second - first`: a difference counts as a sum."""
-    return add(function, second, first)
+    return add(function, second, first, alpha=alpha)
 
 
 def reverse_matmul(function: Callable[..., Any], second: Any, first: Any) -> Any:

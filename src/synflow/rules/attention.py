@@ -107,12 +107,11 @@ def multi_head(
 
 
 def _masked_columns(logits: Any, mask: Tensor) -> Any:
-    """Apply a mask (True or very negative = blocked) to the columns it covers."""
-    blocked = mask if mask.dtype == torch.bool else mask <= -1e4
-    missing = logits.size(-1) - blocked.size(-1)
+    """Apply a mask (True or very negative = blocked, else added) to the columns it covers."""
+    missing = logits.size(-1) - mask.size(-1)
     if missing:
-        blocked = F.pad(blocked, (0, missing), value=False)
-    return logits.masked_fill(blocked, float("-inf"))
+        mask = F.pad(mask, (0, missing), value=0)
+    return logits.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
 
 
 def embedding(function: Callable[..., Any], ids: Tensor, table: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flow import Flow, as_flow
+from ..flow import Flow, as_flow, fixed
 from ..linearization import Rule, arithmetic, composite
 from .arithmetic import reciprocal
 from .basic import note_zero_gain
@@ -112,7 +112,7 @@ def unit_scale(x: Any, dims: list[int]) -> Any:
     """Divide by the root mean square over some dimensions, without a gradient."""
     if not isinstance(x, Flow) or not arithmetic().divide or not dims:
         return x
-    data = x.detach().as_subclass(Tensor)
+    data = fixed(x)
     # Relative to the largest entry, so that squares of small rows do not underflow.
     top = data.amax(dims, keepdim=True).clamp_min(torch.finfo(data.dtype).tiny)
     rms = top * (data / top).square().mean(dims, keepdim=True).sqrt()
@@ -123,7 +123,7 @@ def gate(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
     """A bounded gate (sigmoid): flow in proportion to its input, at a scale of one."""
     if not isinstance(x, Flow) or not arithmetic().divide:
         return x
-    return x * reciprocal(torch.reciprocal, as_flow(x.detach().as_subclass(Tensor).mean(), x.exponent))
+    return x * reciprocal(torch.reciprocal, as_flow(fixed(x).mean(), x.exponent))
 
 
 def gated_linear(function: Callable[..., Any], x: Any, dim: int = -1) -> Any:
@@ -142,7 +142,7 @@ def _gain(weight: Tensor | None) -> Tensor | None:
 
 
 def _plain(gain: Tensor) -> Tensor:
-    return torch.Tensor.detach(gain.as_subclass(Tensor)) if isinstance(gain, Flow) else gain
+    return fixed(gain) if isinstance(gain, Flow) else gain
 
 
 def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from ..flow import Flow, as_flow
+from ..flow import Flow, as_flow, fixed
 from ..linearization import Rule, arithmetic, composite
 
 
@@ -22,7 +21,7 @@ def _still(x: Any) -> Any:
     """The same flow without a gradient and without degrees."""
     if isinstance(x, Flow):
         arithmetic().loose = True
-        return as_flow(x.detach().as_subclass(Tensor), x.exponent)
+        return as_flow(fixed(x), x.exponent)
     return x
 
 
@@ -84,7 +83,7 @@ def recurrent_layer(
     batch_first: Any = False,
 ) -> Any:
     """`nn.LSTM`, `nn.GRU`, `nn.RNN`: layers, directions and time written out."""
-    if isinstance(num_layers, (list, tuple)) or isinstance(flat, Tensor):
+    if isinstance(has_biases, (list, tuple)):  # input, batch sizes, states, weights: the form for packed sequences
         raise TypeError("packed sequences have no rule; give the example as a padded tensor")
     kind = function.__name__
     if batch_first and x.dim() == 3:

@@ -9,19 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..flow import Flow, as_flow, either, flows, scaled
+from ..flow import Flow, as_flow, either, fixed, flows, scaled
 from ..linearization import Rule, active_mode, arithmetic
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
 relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
-softplus softsign logsigmoid threshold softshrink hardshrink clamp clamp_min clamp_max log_softmax
+softplus softsign logsigmoid log_sigmoid threshold _threshold softshrink hardshrink clamp clamp_min clamp_max
+log_softmax detach
 atan erf asinh dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout
 native_dropout neg abs positive nan_to_num fake_quantize_per_tensor_affine local_response_norm real conj
 resolve_conj resolve_neg
 """.split()
 _REARRANGED = """
-reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adjoint contiguous clone detach
+reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adjoint contiguous clone
 expand broadcast_to repeat tile repeat_interleave roll flip fliplr flipud rot90 narrow select index_select
 gather take_along_dim __getitem__ chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind
 diagonal diag_embed diag tril triu pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle unfold
@@ -86,7 +87,7 @@ def pad(
     """Padding; a padding value other than zero is a shift."""
     if mode != "constant" or not value:
         return as_flow(F.pad(x, padding, mode=mode), x.exponent, x.degrees)
-    constant = shift(torch.tensor(float(value), device=x.device), x.dtype, x.exponent)
+    constant = shift(torch.tensor(float(value), dtype=x.dtype, device=x.device), x.dtype, x.exponent)
     return as_flow(F.pad(x, padding, value=float(constant)), x.exponent, x.degrees)
 
 
@@ -104,7 +105,7 @@ def masked_fill(function: Callable[..., Any], x: Any, mask: Any, value: Any) -> 
         return function(x, mask, value)
     constant = torch.zeros((), dtype=x.dtype, device=x.device)
     if number > BLOCKING and number == number and abs(number) != float("inf"):
-        constant = shift(torch.tensor(number, device=x.device), x.dtype, x.exponent)
+        constant = shift(torch.tensor(number, dtype=x.dtype, device=x.device), x.dtype, x.exponent)
     return as_flow(x.masked_fill(mask, float(constant)), x.exponent, x.degrees)
 
 
@@ -112,7 +113,7 @@ def where(function: Callable[..., Any], condition: Any, first: Any = None, secon
     """A choice between two: each side as it is, blocking constants as zero."""
     if isinstance(function, type(Tensor.where)) and isinstance(condition, Flow):
         condition, first = first, condition
-    sides = [side if isinstance(side, Tensor) else torch.tensor(float(side)) for side in (first, second)]
+    sides = [s if isinstance(s, Tensor) else torch.tensor(float(s), dtype=torch.float64) for s in (first, second)]
     device = next(s.device for s in sides if isinstance(s, Flow))
     sides = [s if isinstance(s, Flow) else s.to(device).masked_fill(s.to(device) <= BLOCKING, 0.0) for s in sides]
     return homogeneous(torch.where, condition, *sides)
@@ -120,22 +121,31 @@ def where(function: Callable[..., Any], condition: Any, first: Any = None, secon
 
 def set_item(function: Callable[..., Any], target: Tensor, index: Any, value: Any) -> None:
     """`target[index] = value`, where either may be a flow."""
-    mode = active_mode()
     if isinstance(value, Flow):
-        if not isinstance(target, Flow):
-            if target._is_view():
-                mode.overwrite(target, value)
-            as_flow(target, value.exponent)
-        assert isinstance(target, Flow)
-        if abs(value.exponent - target.exponent) > 40 and not target._is_view() and not bool(target.detach().any()):
-            target.exponent = value.exponent
-        source: Any = scaled(value, value.exponent - target.exponent).to(target.dtype)
-        target.degrees = either([target, value])
+        flow = _becoming_flow(target, value)
+        gap = value.exponent - flow.exponent
+        if gap > 40 and not flow._is_view():
+            # The new part outweighs what is there: bring the rest to its exponent, not the other way round.
+            flow.copy_(scaled(flow, -gap))
+            flow.exponent, gap = value.exponent, 0
+        source: Any = scaled(value, gap).to(flow.dtype)
+        flow.degrees = either([flow, value])
     else:
         assert isinstance(target, Flow)
-        constant = value if isinstance(value, Tensor) else torch.tensor(float(value), device=target.device)
-        source = shift(constant.masked_fill(constant <= BLOCKING, 0.0), target.dtype, target.exponent)
-    target[index] = source
+        flow = target
+        constant = torch.as_tensor(value, dtype=flow.dtype, device=flow.device)
+        source = shift(constant.masked_fill(constant <= BLOCKING, 0.0), flow.dtype, flow.exponent)
+    flow[index] = source
+
+
+def _becoming_flow(target: Tensor, value: Flow) -> Flow:
+    """A constant into which a flow is written becomes a flow; what it held is a shift."""
+    if isinstance(target, Flow):
+        return target
+    if target._is_view():
+        active_mode().refuse_view()
+    target.copy_(shift(target, target.dtype, value.exponent))
+    return as_flow(target, value.exponent)
 
 
 def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **__: Any) -> Any:
@@ -163,7 +173,7 @@ def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: An
     stride = each(options["stride"]) if options.get("stride") not in (None, [], ()) else kernel
     padding, dilation = each(options.get("padding", 0)), each(options.get("dilation", 1))
     shape = F_POOL[dims](
-        torch.zeros_like(x.detach()), kernel, stride, padding, dilation, options.get("ceil_mode", False)
+        torch.zeros_like(fixed(x)), kernel, stride, padding, dilation, options.get("ceil_mode", False)
     ).shape
     spatial = x.shape[-dims:]
     widths: list[int] = []
