@@ -1,6 +1,8 @@
 """From masks to a smaller network with the same outputs: see `compacting` for how it works."""
 
 from .compacting import compact
+from .expansion import expand
+from .files import load_compact, save_compact
 from .record import Compaction
 
-__all__ = ["Compaction", "compact"]
+__all__ = ["Compaction", "compact", "expand", "load_compact", "save_compact"]

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from ..errors import SynflowError
 from .surgery import Indices
 
-__all__ = ["Compaction", "Stayed"]
+__all__ = ["Compaction", "Stayed", "compaction_of"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,11 @@ def _count(indices: Indices | None, size: int) -> int:
     if indices is None:
         return size
     return len(indices[0]) if indices and isinstance(indices[0], list) else len(indices)
+
+
+def compaction_of(small: nn.Module) -> Compaction:
+    """The record that a compact network carries."""
+    compaction = getattr(small, "compaction", None)
+    if not isinstance(compaction, Compaction):
+        raise SynflowError(f"this {type(small).__name__} does not come from synflow.compact or synflow.load_compact")
+    return compaction

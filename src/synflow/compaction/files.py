@@ -1,0 +1,136 @@
+"""A compact network on disk: a folder of `weights.safetensors`, `masks.safetensors` and a readable `compaction.json`.
+
+No code is stored: the dense model is built by its own class, cut by the record, and given the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..errors import SynflowError
+from ..mask_files import load_masks, save_masks
+from ..masks import attach, bake
+from .record import Compaction, Stayed, compaction_of
+from .surgery import shrink, tensors
+
+__all__ = ["load_compact", "save_compact"]
+
+Model = TypeVar("Model", bound=nn.Module)
+FORMAT = 1
+_RECORD, _WEIGHTS, _MASKS = "compaction.json", "weights.safetensors", "masks.safetensors"
+
+
+def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write a compact network to a folder, all of it or nothing; an older one there is replaced.
+
+    >>> from synflow.compaction import compact
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> small = compact(model, torch.ones(1, 3), {"2.weight": torch.tensor([[True, False, False, True]] * 2)})
+    >>> folder = Path(tempfile.mkdtemp(), "small")
+    >>> save_compact(small, folder)
+    >>> load_compact(model, folder)[0]
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    folder = Path(folder)
+    compaction = compaction_of(small)
+    if folder.exists() and not (folder / _RECORD).is_file():
+        raise SynflowError(f"{folder} is there already and holds no compact network; choose another folder")
+    plain = copy.deepcopy(small)
+    masks = bake(plain)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
+        new = Path(made, "new")
+        new.mkdir()
+        save_file({name: t.detach().contiguous().cpu() for name, t in tensors(plain).items()}, new / _WEIGHTS)
+        if masks:
+            save_masks(masks, new / _MASKS)
+        record = dataclasses.asdict(compaction)
+        files = {path.name: _digest(path) for path in sorted(new.iterdir())}
+        about = {"format": FORMAT, "model": type(small).__qualname__, "training": small.training, "sha256": files}
+        (new / _RECORD).write_text(json.dumps({**about, "compaction": record}, indent=1) + "\n")
+        if folder.exists():
+            folder.rename(Path(made, "old"))
+        new.rename(folder)
+
+
+def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
+    """The compact network of a folder, from a dense model of the same kind (a fresh one; it is not changed)."""
+    folder = Path(folder)
+    about = _read(folder)
+    compaction = _record(about["compaction"])
+    small = copy.deepcopy(dense_model)
+    bake(small)
+    dense = {name: tuple(tensor.shape) for name, tensor in tensors(small).items()}
+    for name, shape in compaction.shapes.items():
+        if dense.get(name) != shape:
+            found = f"has shape {dense[name]}" if name in dense else "is not there"
+            raise SynflowError(
+                f"{folder}: in the given {type(dense_model).__name__} {name} {found}, expected {shape}; "
+                "pass the dense model that was compacted"
+            )
+    shrink(small, compaction.kept, compaction.attributes)
+    weights = load_file(folder / _WEIGHTS)
+    own = tensors(small)
+    if set(weights) != set(own):
+        odd = sorted(set(weights) ^ set(own))
+        raise SynflowError(f"{folder}: {odd[0]} is in only one of the saved network and {type(dense_model).__name__}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.shape != weights[name].shape:
+                raise SynflowError(
+                    f"{folder}: {name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}; "
+                    "pass the dense model that was compacted"
+                )
+            tensor.copy_(weights[name])
+    if _MASKS in about["sha256"]:
+        attach(small, load_masks(folder / _MASKS, small))
+    small.train(about["training"])
+    object.__setattr__(small, "compaction", compaction)
+    return small
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / _RECORD
+    if not path.is_file():
+        raise SynflowError(f"{folder} holds no compact network ({_RECORD} is missing); write one with save_compact")
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        version, files = about["format"], about["sha256"]
+    except (ValueError, KeyError, TypeError) as cause:
+        raise SynflowError(f"{path} is damaged: {cause}") from cause
+    if version != FORMAT:
+        raise SynflowError(f"{path} has format {version}, this version of synflow reads format {FORMAT}")
+    for name, digest in files.items():
+        if not (folder / name).is_file():
+            raise SynflowError(f"{folder}: {name} is missing")
+        if _digest(folder / name) != digest:
+            raise SynflowError(f"{folder / name} is damaged or does not belong to {_RECORD}: its checksum differs")
+    return about
+
+
+def _record(stored: dict[str, Any]) -> Compaction:
+    return Compaction(
+        kept={name: {int(dim): i for dim, i in dims.items()} for name, dims in stored["kept"].items()},
+        shapes={name: tuple(shape) for name, shape in stored["shapes"].items()},
+        attributes=stored["attributes"],
+        parameters=(stored["parameters"][0], stored["parameters"][1]),
+        stayed=tuple(Stayed(s["reason"], s["units"], tuple(s["where"])) for s in stored["stayed"]),
+        notes=tuple(stored["notes"]),
+        difference=stored["difference"],
+        modes=tuple(stored["modes"]),
+    )
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
