@@ -22,6 +22,7 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
     >>> keep_best(scores, {name: torch.ones(2, dtype=torch.bool) for name in scores}, 3)
     {'a': tensor([True, True]), 'b': tensor([False,  True])}
     """
+    scores = _comparable(scores)
     for name in candidates:
         _check_ordered(name, scores[name])
     total = streams.count(candidates)
@@ -131,6 +132,15 @@ def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
         )
         counts[room[: abs(missing)]] += 1 if missing > 0 else -1
     return counts
+
+
+def _comparable(scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Scores of different types, or of types that cannot be ranked as they are, in one type."""
+    types = {score.dtype for score in scores.values()}
+    if types in ({torch.float32}, {torch.float64}):
+        return scores
+    narrow = types <= {torch.float16, torch.bfloat16, torch.float32}
+    return {name: score.to(torch.float32 if narrow else torch.float64) for name, score in scores.items()}
 
 
 def _check_ordered(name: str, scores: Tensor) -> None:

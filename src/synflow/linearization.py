@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from .errors import SynflowError
 from .flow import Flow, as_flow, flows, scaled
+from .modes import SafeMode
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -140,7 +140,7 @@ def arithmetic() -> Arithmetic:
     return active_mode().arithmetic
 
 
-class LinearizationMode(TorchFunctionMode):
+class LinearizationMode(SafeMode):
     """Within it, operations on flows are replaced by their stand-ins."""
 
     def __init__(self, arithmetic: Arithmetic, modules: Mapping[nn.Module, str], gradients: bool = True) -> None:

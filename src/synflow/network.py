@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
+from .modes import SafeMode
 from .selection import Select, check_finite, prunable, slots
 
 Loss = Callable[[Any, Any], Tensor]
@@ -140,7 +140,7 @@ def private_copy(model: nn.Module, shared: Iterable[str] | None = None) -> nn.Mo
         ) from cause
 
 
-class _Substitution(TorchFunctionMode):
+class _Substitution(SafeMode):
     """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
 
     def __init__(self, replaced: Mapping[int, Tensor]) -> None:
