@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
 from .measurement import cast_rest
-from .network import Network, isolated
+from .network import Network, isolated, restoring
 
 Weights = Mapping[str, Tensor]
 
 
+@restoring
 def loss_gradients(
     network: Network, masks: Weights | None, *, training: bool = True, temperature: float = 1.0
 ) -> dict[str, Tensor]:
@@ -28,6 +29,7 @@ def loss_gradients(
     return total
 
 
+@restoring
 def hessian_products(
     network: Network, masks: Weights | None, vectors: Weights, *, training: bool = True, temperature: float = 1.0
 ) -> dict[str, Tensor]:

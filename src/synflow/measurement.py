@@ -18,7 +18,7 @@ from . import rules  # noqa: F401  (fills the table of rules)
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
 from .linearization import Arithmetic, LinearizationMode
-from .network import Network, isolated
+from .network import Network, isolated, restoring
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Measurement:
 
 
 @torch.inference_mode(False)
+@restoring
 def measure(
     network: Network,
     masks: Mapping[str, Tensor] | None = None,

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ from .selection import Select, check_finite, prunable, slots
 
 Loss = Callable[[Any, Any], Tensor]
 Batch = tuple[Any, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -175,6 +177,21 @@ def isolated(seed: int, device: torch.device) -> Any:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         torch.manual_seed(seed)
         yield
+
+
+def restoring(function: Callable[P, R]) -> Callable[P, R]:
+    """A second fence around `isolated`: a single Ctrl-C can skip the way out of one context, not of two."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(gradients)
+            torch.default_generator.set_state(state)
+
+    return run
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
