@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from ..masks import attach, bake
+from ..masks import attach, bake, check_masks
 from .surgery import cut, shrink
 from .trial import Trial
 
@@ -62,16 +62,9 @@ def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Mode
     own = bake(plain)
     if masks is None and not own:
         raise SynflowError("the model has no masks; attach them first, or pass masks=synflow.prune(model, example)")
+    check_masks(masks or {}, plain)
     weights = dict(plain.named_parameters())
     for name, mask in (masks or {}).items():
-        if name not in weights:
-            raise SynflowError(f"masks: no parameter {name!r} in {type(model).__name__}; names are those of "
-                               "model.named_parameters(), a tied weight under its first name")  # fmt: skip
-        if mask.shape != weights[name].shape or mask.dtype != torch.bool:
-            raise SynflowError(
-                f"masks[{name!r}]: expected a boolean tensor of shape {tuple(weights[name].shape)}, "
-                f"got {mask.dtype} {tuple(mask.shape)}"
-            )
         mask = mask.to(weights[name].device)
         own[name] = own[name] & mask if name in own else mask.clone()
     with torch.no_grad():

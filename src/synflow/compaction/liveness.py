@@ -105,11 +105,18 @@ def liveness(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tenso
     while True:
         state = _State(tape, {n: ~z for n, z in zero.items()}, {}, contractions)
         for place, step in enumerate(tape.steps):
-            _forward(state, place, step)
+            try:
+                _forward(state, place, step)
+            except Exception:  # nothing is known about what it made
+                for out in step.outputs:
+                    state.alive.pop(out, None)
         for number in tape.outputs:
             state.feel(number, torch.ones([1] * len(tape.shapes[number]), dtype=torch.bool))
         for place in reversed(range(len(tape.steps))):
-            _backward(state, place, tape.steps[place])
+            try:
+                _backward(state, place, tape.steps[place])
+            except Exception:
+                state.feel_all(tape.steps[place])
         changed = False
         for number, plane in zero.items():
             woken = plane & state.gradient(number).expand(plane.shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .tape import Ref, Step, Tape
+from .units import common_shape
 
 __all__ = [
     "KEEPING", "MOVES", "PARTS", "PERMUTATIONS", "VIEWS", "factor", "gather", "lift", "move", "move_back",
@@ -170,7 +171,7 @@ def move_back(step: Step, tape: Tape, felt: Sequence[Tensor]) -> list[Tensor]:
     if step.name in PARTS and (parts := stretches(step, tape)) is not None:
         dim = step.args["dim"] % rank
         back = [f.unsqueeze(dim) if step.name in ("select", "unbind") else f for f in felt]
-        total = torch.zeros(torch.broadcast_shapes(*_without(back, dim, shape[dim])), dtype=torch.bool)
+        total = torch.zeros(common_shape(_without(back, dim, shape[dim])), dtype=torch.bool)
         for part, plane in zip(parts, back, strict=True):
             total.narrow(dim, *part).logical_or_(plane)
         return [total]
@@ -222,7 +223,7 @@ def _cat(step: Step, tape: Tape, planes: Sequence[Tensor]) -> Tensor:
         pairs = [(p, tape.shapes[n]) for p, n in zip(planes, step.inputs, strict=True) if tape.shapes[n] != (0,)]
         dim = step.args["dim"] % len(pairs[0][1])
         planes, sizes = [p for p, _ in pairs], [s[dim] for _, s in pairs]
-    common = torch.broadcast_shapes(*_without(planes, dim, 1))
+    common = common_shape(_without(planes, dim, 1))
     return torch.cat([
         p.expand([*common[:dim], size, *common[dim + 1 :]]) for p, size in zip(planes, sizes, strict=True)
     ], dim)  # fmt: skip

@@ -28,7 +28,14 @@ def choose_units(
     """
     units = coupling.units
     root = units.roots(torch.arange(len(units.parent)))
-    free = torch.ones(len(root), dtype=torch.bool)
+    free = torch.zeros(len(root), dtype=torch.bool)  # units that no parameter has (a batch) never go
+    for number in coupling.tape.leaves:
+        for ids in coupling.axes.get(number, ()):
+            if ids is not None:
+                free[root[ids]] = True
+    for joint in units.joints:
+        for ids in joint:
+            free[root[ids]] = True
     for unit in (*units.reasons, *(frozen or ())):
         free[units.find(unit)] = False
     gone = free.clone()

@@ -160,7 +160,11 @@ class _Recorder(TorchDispatchMode):
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and not any(tensor is a for a in named.values()):
                 self.new_number(tensor)
-        outputs = tuple(getattr(t, _NUMBER) for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
+        made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        outputs = tuple(getattr(t, _NUMBER) for t in made)
+        for tensor in made:  # index tables are needed to say what they pick
+            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
+                self.tape.constants[getattr(tensor, _NUMBER)] = tensor.detach().clone()
         name = func._schema.name.split("::")[1]
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from .attention import CompactAttention
-from .coupling import couple
+from .coupling_rules import couple
 from .liveness import liveness
 from .plan import POLICIES, families, kept_indices, remembered_sizes, stayed
 from .record import Compaction

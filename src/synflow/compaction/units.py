@@ -9,15 +9,20 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["Axes", "Units", "spread"]
+__all__ = ["Axes", "Units", "common_shape", "spread"]
 
 Axes = list[Tensor | None]
+
+
+def common_shape(shapes: Iterable[Sequence[int]]) -> list[int]:
+    """The shape to which shapes of one rank broadcast (torch's own function imports a symbolic algebra library)."""
+    return [max(sizes) for sizes in zip(*shapes, strict=True)]
 
 
 def spread(ids: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -105,7 +105,7 @@ def _plain(example: Any) -> Any:
 @contextlib.contextmanager
 def _quiet(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield
 
 

@@ -1,0 +1,183 @@
+"""Which dimensions shrink together where elements only move: reshaping, cutting, putting together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .coupling import Coupling, beside, levelled, lifted
+from .movement import factor, gather, lift, permutation, stretches, touched
+from .tape import Step
+from .units import Axes, common_shape, spread
+
+__all__ = ["cat", "expand", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
+
+
+def reshape(c: Coupling, step: Step) -> None:
+    """One dimension seen as several, or several as one."""
+    c.axes[step.outputs[0]] = _reshaped(c, step)
+
+
+def _reshaped(c: Coupling, step: Step) -> Axes:
+    before, after = c.tape.shapes[step.inputs[0]], c.tape.shapes[step.outputs[0]]
+    axes = c.of(step.inputs[0])
+    if all(ids is None for ids in axes):
+        return [None] * len(after)
+    plan = factor(before, after)
+    if plan is None:
+        c.freeze(step.inputs[0], range(len(before)), "it is reshaped across dimensions")
+        return [None] * len(after)
+    sizes, made_before, made_after = plan
+    split: Axes = [None] * len(sizes)
+    for dim, places in enumerate(made_before):
+        ids = axes[dim]
+        rest = list(places)
+        whole = None if ids is None else lift(ids, sizes, made_before)
+        while whole is not None and rest:
+            if len(rest) == 1:
+                split[rest[0]] = whole
+                break
+            split[rest[0]], whole = c.units.split(whole, rest[0], rest[1:])
+            rest = rest[1:]
+    result: Axes = []
+    for places in made_after:
+        joined: Tensor | None = None
+        for turn, place in enumerate(reversed(places)):
+            ids = split[place]
+            if ids is None:
+                continue
+            later = places[len(places) - turn :]
+            ids = c.units.level(ids, later)  # lines that depend on what follows them can't be laid out in order
+            if joined is None:
+                joined = ids
+            else:
+                row, column = torch.broadcast_tensors(spread(ids, [place, *later], sizes), spread(joined, later, sizes))
+                joined = c.units.merge(row, column)
+        result.append(None if joined is None else gather(spread(joined, places, sizes), sizes, made_after))
+    return result
+
+
+def permute(c: Coupling, step: Step) -> None:
+    """Dimensions in another order."""
+    source = c.of(step.inputs[0])
+    order = permutation(step, len(source))
+    c.axes[step.outputs[0]] = [None if (ids := source[d]) is None else ids.permute(order) for d in order]
+
+
+def expand(c: Coupling, step: Step) -> None:
+    """Dimensions of size one repeated: their new size has no units."""
+    source = c.of(step.inputs[0])
+    new = len(c.tape.shapes[step.outputs[0]]) - len(source)
+    c.axes[step.outputs[0]] = [*[None] * new, *(lifted(ids, new) for ids in source)]
+
+
+def shift(c: Coupling, step: Step) -> None:
+    """Elements that change places along a dimension."""
+    source = c.of(step.inputs[0])
+    moved = touched(step, len(source))
+    c.freeze(step.inputs[0], moved, f"it is moved about by position ({step.name})")
+    c.axes[step.outputs[0]] = levelled(c, source, moved)
+
+
+def stack(c: Coupling, step: Step) -> None:
+    """Tensors side by side along a new dimension."""
+    dim = step.args["dim"] % len(c.tape.shapes[step.outputs[0]])
+    inner = beside(c, step.inputs, c.tape.shapes[step.inputs[0]])
+    outer: Axes = [None if ids is None else ids.unsqueeze(dim) for ids in inner]
+    c.axes[step.outputs[0]] = [*outer[:dim], None, *outer[dim:]]
+
+
+def parts(c: Coupling, step: Step) -> None:
+    """Stretches of a dimension: cut at fixed places it can't shrink, cut in equal parts it can, evenly."""
+    source, shape = c.of(step.inputs[0]), c.tape.shapes[step.inputs[0]]
+    dim, pieces = step.args["dim"] % len(shape), stretches(step, c.tape)
+    drop = step.name in ("select", "unbind")
+    ids = source[dim]
+    if pieces is None:
+        c.freeze(step.inputs[0], [dim], "every n-th of it is taken")
+        source = levelled(c, source, [dim])
+        kept = [None if axis is None or own == dim else axis for own, axis in enumerate(source)]
+        c.axes[step.outputs[0]] = kept
+        return
+    whole = len(pieces) == 1 and pieces[0] == (0, shape[dim])
+    if ids is not None and not whole and step.module not in c.flexible:
+        if drop or step.name == "slice" or len({length for _, length in pieces}) > 1:
+            c.units.freeze(ids, "it is cut at a fixed place")
+        else:
+            c.units.cells(ids, dim, len(pieces))
+    for number, (start, length) in zip(step.outputs, pieces, strict=True):
+        cut = [axis if axis is None or axis.shape[dim] == 1 else axis.narrow(dim, start, length) for axis in source]
+        if drop:
+            cut = [None if axis is None else axis.select(dim, 0) for own, axis in enumerate(cut) if own != dim]
+        elif length == 1:
+            cut[dim] = None
+        c.axes[number] = cut
+
+
+def cat(c: Coupling, step: Step) -> None:
+    """Dimensions put end to end."""
+    shapes = c.tape.shapes
+    numbers = [n for n in step.inputs if shapes[n] != (0,)]
+    dim, rank = step.args["dim"] % len(shapes[numbers[0]]), len(shapes[numbers[0]])
+    pieces: list[Tensor] = []
+    for number in numbers:
+        ids = c.of(number)[dim]
+        if ids is None and shapes[number][dim]:
+            ids = c.units.fresh([shapes[number][dim] if d == dim else 1 for d in range(rank)])
+            c.units.freeze(ids, "it lies beside a tensor of fixed size")
+        if ids is not None:
+            pieces.append(ids)
+    common = common_shape([(*p.shape[:dim], 1, *p.shape[dim + 1 :]) for p in pieces])
+    joined = torch.cat([p.expand([*common[:dim], p.shape[dim], *common[dim + 1 :]]) for p in pieces], dim)
+    result = beside(c, numbers[:1], shapes[numbers[0]])
+    for number in numbers[1:]:
+        for other in range(rank):
+            if other != dim and shapes[number][other] > 1:
+                reason = "it lies beside a tensor of fixed size"
+                result[other] = c.one(result[other], c.of(number)[other], reason)
+    result = levelled(c, result, [dim])
+    result[dim] = joined
+    c.axes[step.outputs[0]] = result
+
+
+def pad(c: Coupling, step: Step) -> None:
+    """Padding has a fixed size of its own; what is padded may shrink."""
+    source = c.of(step.inputs[0])
+    pads, rank = step.args["pad"], len(source)
+    moved = touched(step, rank)
+    result = levelled(c, source, moved)
+    for dim in moved:
+        ids = result[dim]
+        before, after = pads[2 * (rank - 1 - dim) : 2 * (rank - 1 - dim) + 2]
+        if ids is None:
+            continue
+        if before < 0 or after < 0:
+            c.units.freeze(ids, "it is cropped")
+            result[dim] = None
+            continue
+        ends = [c.units.fresh([*ids.shape[:dim], n, *ids.shape[dim + 1 :]]) for n in (before, after)]
+        for end in ends:
+            c.units.freeze(end, "it is padding")
+        result[dim] = torch.cat([ends[0], ids, ends[1]], dim)
+    c.axes[step.outputs[0]] = result
+
+
+def index(c: Coupling, step: Step) -> None:
+    """Rows picked by one table of numbers, as relative position biases are."""
+    source, indices = c.of(step.inputs[0]), step.args["indices"]
+    given = [d for d, table in enumerate(indices) if table is not None]
+    if len(given) != 1:
+        c.freeze_all(step.inputs, "there is no rule for indexing of this kind")
+        return
+    dim = given[0]
+    c.freeze(step.inputs[0], [dim], "it is looked up by number")
+    left = levelled(c, source, [dim])
+    new = len(c.tape.shapes[step.outputs[0]]) - len(source)
+    result: Axes = []
+    for own, ids in enumerate(left):
+        if own == dim:
+            result += [None] * (new + 1)
+        else:
+            result.append(None if ids is None
+                          else ids.reshape([*ids.shape[:dim], *[1] * (new + 1), *ids.shape[dim + 1 :]]))  # fmt: skip
+    c.axes[step.outputs[0]] = result
