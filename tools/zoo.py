@@ -129,7 +129,7 @@ def _connected(row: Row) -> str:
     return "**no**" if not row.connected else "yes, guarded" if row.guarded else "yes"
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path("docs/zoo.md"), help="the page to write (default: %(default)s)"
@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help="architectures or families")
     parser.add_argument("--resume", action="store_true", help="keep the rows of an earlier run that went well")
     parser.add_argument("--log", type=Path, default=Path("runs/zoo.jsonl"), help="rows as they are done")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     rows: dict[str, Row] = {}
     if options.resume and options.log.exists():

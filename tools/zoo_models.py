@@ -38,7 +38,7 @@ TIMM = {
     """,
     "Vision transformers": """
         vit_tiny_patch16_224 vit_relpos_small_patch16_224 deit_tiny_patch16_224 deit3_small_patch16_224
-        eva02_tiny_patch14_224 beit_base_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224
+        eva02_tiny_patch14_224 cait_xxs24_224 xcit_nano_12_p16_224
         swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 swinv2_cr_tiny_224 pvt_v2_b0 twins_pcpvt_small
         twins_svt_small crossvit_9_240 coat_lite_tiny convit_tiny pit_ti_224 tnt_s_patch16_224 visformer_tiny
         levit_128s volo_d1_224 davit_tiny focalnet_tiny_srf gcvit_xxtiny nest_tiny maxvit_rmlp_pico_rw_256
