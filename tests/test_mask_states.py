@@ -32,6 +32,7 @@ def test_a_dense_checkpoint_goes_into_an_attached_model_and_the_masks_stay(assig
     model = attach(Small(), masks)
     assert model.load_state_dict(dense.state_dict(), assign=assign) == ([], [])
     assert_same(seen(model), seen(zeroed(dense, masks)))
+    assert not any(dict(model.named_parameters())[name][~mask].any() for name, mask in masks.items())
 
 
 def test_an_attached_checkpoint_does_not_slip_into_a_dense_model():
@@ -118,6 +119,15 @@ def test_a_state_that_does_not_fit_changes_nothing(call, change, message):
         call(model, state)
     assert_same(model.state_dict(), before)
     assert_masks_hold(model, masks)
+
+
+def test_masks_of_a_state_whose_weights_do_not_fit_are_not_attached():
+    source, _ = trained()
+    state = source.state_dict() | {"conv.bias": torch.ones(9)}
+    target = Small()
+    with pytest.raises(SynflowError, match="nothing was loaded"):
+        load_state(target, state)
+    assert attached(target) == {}
 
 
 def test_iterative_magnitude_pruning_is_a_loop_of_rewind_and_attach():

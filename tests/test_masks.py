@@ -207,6 +207,16 @@ def test_more_masks_can_be_added_to_the_same_module():
     assert type(layer) is nn.LSTM
 
 
+def test_masks_given_and_returned_are_not_those_of_the_model():
+    model, masks = small()
+    attach(model, masks)
+    expected = copy.deepcopy(masks)
+    for mask in [*masks.values(), *attached(model).values()]:
+        mask.fill_(True)
+    assert_masks_hold(model, expected)
+    assert "_flat_weights" not in vars(model.rnn), "no second reference to the raw weights"
+
+
 def test_bake_of_a_plain_model_does_nothing():
     model, _ = small()
     before = picture(model)
