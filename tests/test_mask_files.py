@@ -95,9 +95,6 @@ def test_masks_arrive_on_the_device_of_their_weights(saved):
         load_masks(file, small()[0].to("meta"))
 
 
-# -- Another model ---------------------------------------------------------------------------------------------------
-
-
 def test_a_file_for_another_model_is_refused(saved):
     _, _, file = saved
     with pytest.raises(SynflowError, match=r"masks.safetensors: the model has no parameter conv.weight"):
@@ -120,9 +117,6 @@ def test_without_the_models_fingerprint_the_masked_weights_decide(file):
     assert "fingerprint" not in load_masks(file).about
 
 
-# -- What cannot be saved --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("masks", "about", "message"),
     [
@@ -142,9 +136,6 @@ def test_what_cannot_be_saved_is_refused_and_the_old_file_stays(saved, masks, ab
         save_masks(masks, file, **about)
     assert_same(load_masks(file), old)
     assert os.listdir(file.parent) == [file.name]
-
-
-# -- Writing ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(saved, monkeypatch):
@@ -189,9 +180,6 @@ def test_a_link_is_written_through_and_permissions_are_the_usual_ones(file):
     assert load_masks(target) == {}
     (usual := file.with_name("usual")).touch()
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(usual.stat().st_mode)
-
-
-# -- Damaged, foreign and hostile files --------------------------------------------------------------------------------
 
 
 def refused(path, message=None):

@@ -135,9 +135,6 @@ def test_attach_bake_attach_is_the_identity(seed, kept):
     assert density(attached(model)) == density(masks)
 
 
-# -- What attach refuses ---------------------------------------------------------------------------------------------
-
-
 def mask_like(model, name):
     return torch.ones_like(dict(model.named_parameters())[name], dtype=torch.bool)
 
@@ -224,9 +221,6 @@ def test_bake_of_a_plain_model_does_nothing():
     assert picture(model) == before
 
 
-# -- Writing to a masked weight --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -300,9 +294,6 @@ def test_parametrizing_a_masked_weight_is_refused_before_it_breaks_anything():
     assert_masks_hold(model, masks)
 
 
-# -- Pruning an attached model ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name", ["vgg_like", "encoder_layer", "lstm", "tied_autoencoder", "repeated_module", "bfloat16"]
 )
@@ -320,9 +311,6 @@ def test_pruning_goes_on_from_the_attached_masks(name, score):
     attach(model, second)
     assert_masks_hold(model, second)
     assert fingerprint(model) == second.about.get("fingerprint", fingerprint(model))
-
-
-# -- Masks by themselves ---------------------------------------------------------------------------------------------
 
 
 class Told(dict):

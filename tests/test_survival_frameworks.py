@@ -25,9 +25,6 @@ def moved(before, model, masks):
     return all((after[name] != before[name])[mask].all() for name, mask in masks.items())
 
 
-# -- Lightning -------------------------------------------------------------------------------------------------------
-
-
 def lightning_module(network):
     import lightning
 
@@ -73,9 +70,6 @@ def test_lightning(tmp_path):
     assert_same(seen(resumed), seen(model))
     bake(resumed)
     assert list(resumed.state_dict()) == list(Small().state_dict())
-
-
-# -- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
 def gpt2():
@@ -126,9 +120,6 @@ def test_hugging_face_trainer(tmp_path):
     bake(model)
     model.save_pretrained(tmp_path / "baked")
     assert_same(seen(GPT2LMHeadModel.from_pretrained(tmp_path / "baked")), seen(model))
-
-
-# -- accelerate ------------------------------------------------------------------------------------------------------
 
 
 def accelerated(model, accelerator):

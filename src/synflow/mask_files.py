@@ -95,9 +95,6 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
     return loaded
 
 
-# -- One mask ----------------------------------------------------------------------------------------------------------
-
-
 def _packed(name: str, mask: Tensor) -> bytes:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -112,9 +109,6 @@ def _unpacked(data: bytes, shape: list[int]) -> Tensor:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     _require(not bits[numel:].any(), "there is something behind the last weight of a mask")
     return torch.from_numpy(bits[:numel].astype(bool)).reshape(shape)
-
-
-# -- The bytes of a file -----------------------------------------------------------------------------------------------
 
 
 def _text(value: object) -> str:

@@ -74,9 +74,6 @@ def zero_pruned(module: nn.Module) -> None:
             weight.masked_fill_(~mask, 0)
 
 
-# -- The subclass ------------------------------------------------------------------------------------------------------
-
-
 _CLASSES: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
@@ -253,10 +250,8 @@ def _density_text(module: nn.Module) -> str:
     return f"density={next(iter(kept.values())) if len(kept) == 1 else kept}"
 
 
-# -- Sharded parameters: DTensors, told by their mesh so that torch.distributed need not be imported -------------------
-
-
 def _is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, told by its mesh so that torch.distributed need not be imported."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -264,12 +259,13 @@ def _local_parts(parameter: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """This rank's part of a parameter and of its mask, of which every rank holds the whole."""
     if not _is_sharded(parameter):
         return parameter, mask
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, Replicate
 
     sharded: Any = parameter
-    weight: Tensor = sharded.to_local()
+    mesh = sharded.device_mesh
+    whole: Any = mask
     if not _is_sharded(mask):
-        mask = distribute_tensor(mask, sharded.device_mesh, sharded.placements, src_data_rank=None)
-    part: Any = mask
-    local: Tensor = part.redistribute(sharded.device_mesh, sharded.placements).to_local()
-    return weight, local.to(weight.device)
+        whole = DTensor.from_local(mask, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    weight: Tensor = sharded.to_local()
+    part: Tensor = whole.redistribute(mesh, sharded.placements).to_local()  # cuts, sends nothing
+    return weight, part.to(weight.device)

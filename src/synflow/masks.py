@@ -148,8 +148,6 @@ def _shuffled(mask: Tensor, key: str) -> Tensor:
     return mask.flatten()[order].view(mask.shape)
 
 
-# -- Where a parameter is used -----------------------------------------------------------------------------------------
-
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and checkpoint_wrapper put these into names
 
@@ -199,9 +197,6 @@ def _hold(masks: Mapping[str, Tensor], slots: Mapping[str, list[Slot]]) -> None:
     for name, mask in masks.items():
         for slot in slots[name]:
             hold(slot.module, slot.attribute, mask)
-
-
-# -- At the door -------------------------------------------------------------------------------------------------------
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:
