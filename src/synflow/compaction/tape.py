@@ -99,6 +99,12 @@ def _overlap(one: _Place, other: _Place) -> bool:
     return bool(seen.as_strided(*other).any())
 
 
+def number_of(tensor: Tensor, tape: Tape) -> int | None:
+    """The number a tensor has on this tape; what other tapes have left on it does not count."""
+    owner, number = getattr(tensor, _NUMBER, (None, None))
+    return number if owner is tape else None
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -114,7 +120,7 @@ class _Recorder(TorchDispatchMode):
         return False  # else torch imports its compiler, which takes seconds
 
     def number(self, tensor: Tensor) -> int:
-        number: int | None = getattr(tensor, _NUMBER, None)
+        number = number_of(tensor, self.tape)
         if number is None:
             number = self.new_number(tensor)
             if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
@@ -130,7 +136,7 @@ class _Recorder(TorchDispatchMode):
     def new_number(self, tensor: Tensor) -> int:
         number = len(self.tape.shapes)
         self.tape.shapes.append(tuple(tensor.shape))
-        setattr(tensor, _NUMBER, number)
+        setattr(tensor, _NUMBER, (self.tape, number))
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
             self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
@@ -161,17 +167,17 @@ class _Recorder(TorchDispatchMode):
             if isinstance(tensor, Tensor) and not any(tensor is a for a in named.values()):
                 self.new_number(tensor)
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        outputs = tuple(getattr(t, _NUMBER) for t in made)
+        outputs = tuple(self.number(t) for t in made)
         for tensor in made:  # index tables are needed to say what they pick
             if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
-                self.tape.constants[getattr(tensor, _NUMBER)] = tensor.detach().clone()
+                self.tape.constants[self.number(tensor)] = tensor.detach().clone()
         name = func._schema.name.split("::")[1]
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
         return result
 
     def write(self, tensor: Tensor) -> None:
-        old = getattr(tensor, _NUMBER)
+        old = self.number(tensor)
         if old in self.tape.leaves:
             self.tape.written.add(old)
         number = self.new_number(tensor)
@@ -198,7 +204,7 @@ def recording(model: nn.Module, tape: Tape, training: bool) -> Iterator[None]:
             tape.leaves[number] = name
             if not tensor.is_floating_point():
                 tape.constants[number] = tensor.detach().clone()
-        setattr(tensor, _NUMBER, number)
+        setattr(tensor, _NUMBER, (tape, number))
     hooks = []
     for path, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(functools.partial(_enter, recorder.path, path)))
@@ -245,8 +251,8 @@ def tensors_in(tree: Any, _seen: frozenset[int] = frozenset()) -> list[Tensor]:
 def mark_outputs(tape: Tape, outputs: Any) -> None:
     """Note the tensors that the model returned."""
     for tensor in tensors_in(outputs):
-        if hasattr(tensor, _NUMBER):
-            tape.outputs.add(getattr(tensor, _NUMBER))
+        if (number := number_of(tensor, tape)) is not None:
+            tape.outputs.add(number)
 
 
 def _leaves(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -48,8 +48,9 @@ class Trial:
         tape = Tape()
         self.example = shortened(work, self.example)
         self.training_example = self.example
+        inputs = inputs_like(self.example, None)
         with recording(work, tape, training=False):
-            mark_outputs(tape, run(work, inputs_like(self.example, None), False))
+            mark_outputs(tape, run(work, inputs, False))
         for repeat in (1, 2):  # batch norm can't be trained on a single value
             twice = inputs_like(self.example, None, repeat)
             before = tape.length()

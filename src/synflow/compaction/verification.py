@@ -71,7 +71,7 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1) -> Any:
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        leaf = leaf.detach().cpu()
+        leaf = leaf.detach().cpu().clone()
         if repeat > 1 and leaf.dim():
             leaf = leaf.repeat_interleave(repeat, 0)
         if not leaf.is_floating_point():

@@ -1,0 +1,344 @@
+"""Units that look dead but are not, and units that are: each trap with the pair of cases that tells them apart."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from blocks import Add, Mean, residual
+from compact_twins import outputs_equal, random_masks, sizes, train_twins, without
+from synflow.compaction import compact
+
+X = torch.randn(2, 3)
+IMAGE = torch.randn(2, 3, 5, 5)
+
+
+def mlp(*between, bias=True, width=4):
+    return nn.Sequential(nn.Linear(3, width, bias), *between, nn.Linear(width, 2))
+
+
+def silent(model, unit=1, layer="0"):
+    """All weights into one unit of a layer are pruned, its bias, if it has one, is zero."""
+    module = model.get_submodule(layer)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+    return {f"{layer}.weight": without(model, f"{layer}.weight", 0, [unit])}
+
+
+def width(small, layer="0"):
+    return small.get_submodule(layer).weight.shape[0]
+
+
+def check(model, masks, example):
+    small = compact(model, example, masks)
+    for training in (False, True):
+        assert outputs_equal(model, small, masks, example, training) <= 1e-10
+    for optimizer in ("sgd", "adamw"):
+        train_twins(model, small, masks, example, steps=5, optimizer=optimizer)
+    return small
+
+
+def test_a_unit_that_nobody_reads_goes_with_its_bias():
+    model = mlp(nn.GELU())
+    small = check(model, {"2.weight": without(model, "2.weight", 1, [0, 2])}, X)
+    assert sizes(small) == [(2, 3), (2, 2)]
+    assert small.compaction.kept["0.bias"] == {0: [1, 3]}
+
+
+def test_opposite_signs_that_cancel_are_no_zero():
+    model = mlp(nn.ReLU(), width=2)
+    with torch.no_grad():
+        model[0].weight[1] = model[0].weight[0]
+        model[0].bias[1] = model[0].bias[0]
+        model[2].weight[:, 1] = -model[2].weight[:, 0]
+    masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in model.named_parameters()}
+    assert sizes(check(model, masks, X)) == [(2, 3), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("activation", "bias", "left"),
+    [
+        (nn.ReLU(), True, 3),  # slope zero at zero: the bias gets no gradient
+        (nn.ReLU6(), True, 3),
+        (nn.Hardtanh(0, 1), True, 3),
+        (nn.Softshrink(), True, 3),
+        (nn.GELU(), True, 4),  # zero now, but the bias learns
+        (nn.SiLU(), True, 4),
+        (nn.Tanh(), True, 4),
+        (nn.LeakyReLU(), True, 4),
+        (nn.ELU(), True, 4),
+        (nn.Hardswish(), True, 4),
+        (nn.PReLU(4), True, 4),
+        (nn.Identity(), True, 4),
+        (nn.GELU(), False, 3),  # nothing to learn
+        (nn.SiLU(), False, 3),
+        (nn.Tanh(), False, 3),
+        (nn.PReLU(4), False, 3),
+        (nn.Dropout(0.5), False, 3),
+        (nn.Sigmoid(), False, 4),  # one half at zero
+        (nn.Softplus(), False, 4),
+        (nn.Hardsigmoid(), False, 4),
+        (nn.Threshold(-1, 2), False, 4),
+        (nn.Softmax(-1), False, 4),
+    ],
+)
+def test_a_silent_unit_goes_if_it_stays_silent_in_training(activation, bias, left):
+    model = mlp(activation, bias=bias)
+    assert width(check(model, silent(model), X)) == left
+
+
+def test_a_bias_that_is_not_zero_speaks():
+    model = mlp(nn.ReLU())
+    masks = silent(model)
+    nn.init.constant_(model[0].bias, 0.5)
+    assert width(check(model, masks, X)) == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "left"),
+    [
+        ("bias", 0.0, 3),
+        ("bias", 0.5, 4),
+        ("running_mean", 0.5, 4),
+        ("running_var", 3.0, 3),
+        ("weight", 0.0, 1),  # no gain, no shift, then ReLU: no channel ever learns
+    ],
+)
+def test_batch_norm_speaks_by_its_shift_or_its_running_mean(part, value, left):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), Mean(2, 3))
+    nn.init.constant_(getattr(model[1], part), value)
+    small = check(model, silent(model), IMAGE)
+    assert width(small) == left
+    assert small[1].num_features == left
+
+
+def test_a_convolution_bias_before_batch_norm_is_seen_in_eval_mode():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), Mean(2, 3))
+    masks = silent(model)
+    assert width(check(model, masks, IMAGE)) == 3
+    nn.init.constant_(model[0].bias, 0.5)
+    assert width(check(model, masks, IMAGE)) == 4
+
+
+def test_a_constant_channel_is_seen_at_the_border_of_a_padded_convolution():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
+    masks = silent(model)
+    nn.init.constant_(model[0].bias, 1.0)
+    assert width(check(model, masks, IMAGE)) == 4
+
+
+@pytest.mark.parametrize(
+    ("affine", "after", "left"), [(True, nn.Identity(), 4), (True, nn.ReLU(), 3), (False, nn.Identity(), 3)]
+)
+def test_a_shift_inside_a_residual_branch_learns_through_the_sum(affine, after, left):
+    branch = [nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4, affine=affine)]
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), residual(*branch), after, nn.Linear(4, 2))
+    inner = "1." + next(name for name, _ in model[1].named_parameters())
+    assert width(check(model, silent(model) | {inner: without(model, inner, 0, [1])}, X)) == left
+
+
+def test_units_around_residual_blocks_go_together_or_not_at_all():
+    model = nn.Sequential(
+        nn.Linear(3, 4), residual(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 2)
+    )
+    names = [name for name, w in model.named_parameters() if w.dim() > 1]
+    unread = {names[3]: without(model, names[3], 1, [1])}
+    assert width(check(model, unread, X)) == 4  # the block reads it, and others hear of it
+    both = unread | {names[1]: without(model, names[1], 1, [1])}
+    assert sizes(check(model, both, X)) == [(3, 3), (5, 3), (3, 5), (2, 3)]
+
+
+def test_units_that_feed_only_each_other_go():
+    model = nn.Sequential(
+        nn.Linear(3, 4), residual(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 2)
+    )
+    names = [name for name, w in model.named_parameters() if w.dim() > 1]
+    read = without(model, names[1], 1, [1])
+    read[2, 1] = True  # unit 2 of the block reads unit 1 of the stream ...
+    write = without(model, names[2], 1, [2])
+    write[1, 2] = True  # ... and writes to it alone
+    masks = {names[1]: read, names[2]: write, names[3]: without(model, names[3], 1, [1])}
+    assert sizes(check(model, masks, X)) == [(3, 3), (4, 3), (3, 4), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("norm", "left", "reason"),
+    [
+        (nn.LayerNorm(4), 4, "layer norm"),
+        (nn.GroupNorm(2, 4), 4, "group norm"),
+        (nn.BatchNorm1d(4), 3, None),
+        (nn.RMSNorm(4), 4, "mean runs over it"),
+    ],
+)
+def test_norms_that_mix_channels_keep_them_and_say_so(norm, left, reason):
+    model = mlp(norm, nn.ReLU(), bias=False)
+    masks = silent(model) | {"3.weight": without(model, "3.weight", 1, [1])}
+    small = check(model, masks, X)
+    assert width(small) == left
+    assert reason is None or any(reason in stay.reason for stay in small.compaction.stayed)
+
+
+def test_zeros_that_are_not_masked_may_grow():
+    model = mlp(nn.GELU())
+    with torch.no_grad():
+        model[2].weight[:, 1] = 0
+    everything = {"2.weight": torch.ones(2, 4, dtype=torch.bool)}
+    assert width(check(model, everything, X)) == 4
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[0].bias[1] = 0
+    assert width(check(model, everything, X)) == 3  # unless nothing on either side gives them a gradient
+
+
+class Gated(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 4, bias), nn.Linear(3, 4, bias), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(F.silu(self.a(x)) * self.b(x))
+
+
+def test_a_gate_that_is_always_closed_silences_its_unit():
+    for bias, left in ((False, 3), (True, 4)):
+        model = Gated(bias)
+        assert width(check(model, silent(model, layer="a"), X), "b") == left
+    model = Gated(True)
+    assert width(check(model, silent(model, layer="a") | silent(model, layer="b"), X), "b") == 3
+
+
+class Auxiliary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.out, self.helper = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return (self.out(hidden), self.helper(hidden)) if self.training else self.out(hidden)
+
+
+def test_what_is_read_only_in_training_stays():
+    model = Auxiliary()
+    masks = {"out.weight": without(model, "out.weight", 1, [1])}
+    assert width(check(model, masks, X), "first") == 4
+    masks["helper.weight"] = without(model, "helper.weight", 1, [1])
+    assert width(check(model, masks, X), "first") == 3
+
+
+def test_inputs_and_outputs_keep_their_size():
+    model = mlp(nn.ReLU())
+    nn.init.zeros_(model[2].bias)
+    masks = {"0.weight": without(model, "0.weight", 1, [0]), "2.weight": without(model, "2.weight", 0, [1])}
+    small = check(model, masks, X)
+    assert small[0].in_features == 3
+    assert small[2].out_features == 2
+
+
+def test_a_layer_that_is_all_dead_keeps_one_unit():
+    model = mlp(nn.ReLU())
+    masks = {"2.weight": torch.zeros(2, 4, dtype=torch.bool)}
+    small = check(model, masks, X)
+    assert sizes(small) == [(1, 3), (2, 1)]
+    assert [stay.reason for stay in small.compaction.stayed] == ["one unit at least must stay"]
+
+
+def test_flattening_takes_all_positions_of_a_channel():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    mask = torch.ones(2, 36, dtype=torch.bool)
+    mask[:, 9:17] = False
+    assert width(check(model, {"3.weight": mask}, IMAGE)) == 4
+    mask[:, 9:18] = False
+    assert sizes(check(model, {"3.weight": mask}, IMAGE)) == [(3, 3, 3, 3), (2, 27)]
+
+
+def test_groups_may_lose_different_channels_but_as_many():
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    mask = torch.ones(4, 3, 3, 3, dtype=torch.bool)
+    mask[:2, [0, 1]] = False  # the first group reads only channel 2
+    mask[2:, 1] = False  # the second group reads channels 3 and 5
+    small = check(model, {"2.weight": mask}, IMAGE)
+    assert sizes(small) == [(4, 3, 1, 1), (4, 2, 3, 3), (2, 4, 1, 1)]
+    assert small.compaction.kept["2.weight"] == {1: [[1, 2], [0, 2]]}
+    assert any("as many" in stay.reason for stay in small.compaction.stayed)
+
+
+def test_whole_groups_and_depthwise_channels_go():
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, groups=6), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=3), nn.Conv2d(6, 2, 1)
+    )
+    small = check(model, {"4.weight": without(model, "4.weight", 1, [2, 3])}, IMAGE)
+    assert [(m.in_channels, m.out_channels, m.groups) for m in small if isinstance(m, nn.Conv2d)] == [
+        (3, 4, 1), (4, 4, 4), (4, 4, 2), (4, 2, 1),
+    ]  # fmt: skip
+
+
+def test_transposed_convolutions_shrink():
+    model = nn.Sequential(
+        nn.ConvTranspose2d(3, 4, 2), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    )
+    masks = {"4.weight": without(model, "4.weight", 1, [0, 3]), "2.weight": without(model, "2.weight", 0, [1, 2])}
+    assert sizes(check(model, masks, IMAGE)) == [(3, 2, 2, 2), (2, 1, 2, 2), (2, 2, 1, 1)]
+
+
+class Shuffle(nn.Module):
+    def forward(self, x):
+        n, c, h, w = x.shape
+        return x.reshape(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def test_shuffled_channels_are_followed():
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), Shuffle(), nn.Conv2d(6, 2, 1))
+    small = check(model, {"3.weight": without(model, "3.weight", 1, [2, 3])}, IMAGE)
+    assert small.compaction.kept["0.weight"] == {0: [0, 2, 3, 5]}
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both, self.out = nn.Linear(3, 8), nn.Linear(4, 2)
+
+    def forward(self, x):
+        value, gate = self.both(x).chunk(2, -1)
+        return self.out(value * gate.sigmoid())
+
+
+def test_halves_of_a_layer_that_gate_each_other_shrink_together():
+    model = Halves()
+    small = check(model, {"out.weight": without(model, "out.weight", 1, [1])}, X)
+    assert small.compaction.kept["both.weight"] == {0: [0, 2, 3, 4, 6, 7]}
+
+
+def test_concatenated_branches_shrink_each_for_itself():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(3, 2), nn.Linear(3, 3), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.out(torch.cat([self.a(x), x, self.b(x)], -1).relu())
+
+    model = Net()
+    small = check(model, {"out.weight": without(model, "out.weight", 1, [1, 2, 5, 7])}, X)
+    assert sizes(small) == [(1, 3), (1, 3), (2, 5)]
+
+
+def test_a_tied_weight_stays_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode, self.decode = nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False)
+            self.middle = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return F.linear(self.middle(self.encode(x).relu()).relu(), self.encode.weight.t())
+
+    model = Tied()
+    masks = {"encode.weight": without(model, "encode.weight", 0, [2])}
+    small = check(model, masks, X)
+    assert sizes(small)[0] == (3, 3)
+
+
+def test_a_linear_shortcut_may_be_empty():
+    model = nn.Sequential(Add(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(3, 4, False)), nn.Linear(4, 2))
+    masks = random_masks(model, density=0.5) | {"0.right.weight": torch.zeros(4, 3, dtype=torch.bool)}
+    check(model, masks, X)
