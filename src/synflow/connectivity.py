@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .allocation import keep_best
 from .linearization import Arithmetic
-from .measurement import measure
+from .measurement import absolute, measure
 from .network import Network
-from .streams import lightest
+from .streams import count, lightest
 
 # log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
 # the number of paths of any network, so that paths with more weights vanish beside those with fewer.
@@ -49,12 +49,33 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
     return None if result.value <= 0 else round(-result.log2 / _TINY)
 
 
-def shortest_path(network: Network, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Masks of one path that has the fewest weights, found by thinning out the flow of the shortest paths."""
-    current = {name: mask > 0 for name, mask in _ones(network, masks).items()}
+def single_length(network: Network) -> bool:
+    """Whether every path has the same number of weights, as in a chain."""
+    traced = measure(network, shifts=False, trace=True, gradients=False)
+    return traced.degrees is not None and bool((traced.degrees[0] == traced.degrees[1]).all())
+
+
+def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
+    """The fewest weights that leave a path: as `fewest_weights`, with a weight that is used repeatedly counted once."""
+    fewest = fewest_weights(network, masks)
+    if fewest is None or fewest <= len(network.weights):
+        return fewest
+    return min(fewest, count(shortest_path(network, masks)))
+
+
+def shortest_path(
+    network: Network, masks: Mapping[str, Tensor] | None = None, *, heavy: bool = False
+) -> dict[str, Tensor]:
+    """Masks of one path that has the fewest weights, found by thinning out the flow of such paths.
+
+    A weight counts once per use; `heavy` prefers large weights, otherwise those that are used most often stay.
+    """
+    magnitudes = absolute(network, masks) if heavy else _ones(network, masks)
+    current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
     while True:
-        ones = {name: mask.to(torch.float32) for name, mask in current.items()}
-        result = measure(network, magnitudes=ones, leaf_exponent=-_TINY, arithmetic=_counting())
+        for name, magnitude in magnitudes.items():
+            magnitude.mul_(current[name])
+        result = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting())
         live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
         total = sum(int(mask.sum()) for mask in live.values())
         # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.

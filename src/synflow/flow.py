@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 # fits in memory, stays far inside float32, and most operations need no extra pass.
 WINDOW = 16
 
+MANY = 1 << 20
+
 # How often a term can meet each weight tensor: (fewest, most) as integer vectors over the prunable tensors.
 Degrees = tuple["np.ndarray[Any, np.dtype[np.int64]]", "np.ndarray[Any, np.dtype[np.int64]]"]
 
@@ -107,4 +109,6 @@ def both(items: Iterable[Flow]) -> Degrees | None:
     known = [item.degrees for item in items if item.degrees is not None]
     if not known:
         return None
-    return np.sum([low for low, _ in known], axis=0), np.sum([high for _, high in known], axis=0)
+    # Products of products double the numbers at each level; beyond a million only "many" matters.
+    low = np.minimum(np.sum([low for low, _ in known], axis=0), MANY)
+    return low, np.minimum(np.sum([high for _, high in known], axis=0), MANY)

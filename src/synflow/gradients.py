@@ -55,8 +55,8 @@ def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights)
     >>> saliency(lambda w: (w["a"] * w["b"]).sum(), {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
     {'a': tensor([6.]), 'b': tensor([6.])}
     """
-    leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
     with torch.inference_mode(False), torch.enable_grad():
+        leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
         value = objective(leaves)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise SynflowError("the objective must return a tensor with one element, computed from the given weights")
@@ -99,7 +99,7 @@ def _losses(
                 raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
             if not bool(torch.isfinite(loss)):
                 raise SynflowError(
-                    f"the loss is {float(loss)} on batch {position} of {len(batches)}; check that the data is finite "
+                    f"the loss is {float(loss.detach())} on batch {position} of {len(batches)}; check that the data is finite "
                     "and that the targets fit the loss"
                 )
             if not loss.requires_grad:

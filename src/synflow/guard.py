@@ -7,7 +7,7 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,15 +48,23 @@ def remove(
     *,
     margin: float,
     always: bool,
+    allocate: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> Removal:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
-    they stay below the flow itself. Where the measurement is loose, a path is looked for after each removal.
+    they stay below the flow itself. `allocate` gives the masks to aim at by other scores, for when they do not. Where
+    the measurement is loose, a path is looked for after each removal.
     """
     going = {name: masks[name] & ~wanted[name] for name in masks}
     lost = total_score(flow.scores, going)
     limit = flow.value * (margin if always else 1.0 - ROUNDING)
+    if lost >= limit and allocate is not None:
+        # Where shifts add to the scores, weights fed by biases alone may rank above the last input path; ranked by the
+        # flow from inputs they go first.
+        wanted = allocate(flow.scores)
+        going = {name: masks[name] & ~wanted[name] for name in masks}
+        lost = total_score(flow.scores, going)
     number = everything = count(going)
     if lost >= limit:
         number = lightest(flow.scores, going, flow.value * margin)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ._version import __version__
 from .allocation import SCOPES, Scope
-from .connectivity import fewest_weights, shortest_path
+from .connectivity import fewest_kept, shortest_path, single_length
 from .errors import SynflowError, choose
 from .linearization import NoRuleError
 from .masks import attached, fingerprint
@@ -21,6 +21,9 @@ from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scores import DEFAULT_STEPS, FLOW_POWER, SCORES, Score
 from .selection import Select
 from .streams import count
+
+# A path has a few weights per tensor; only counts near that can be too few for one.
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,6 @@ class Plan:
     def power(self) -> int | None:
         """The power of the weights in the flow, None for a score that is no flow."""
         return FLOW_POWER.get(self.score)
-
-    def shielded(self) -> Plan:
-        """The same plan with one shortest path kept in any case."""
-        values = {**vars(self), "shield": shortest_path(self.network, self.start)}
-        return Plan(**values)
 
 
 def make_plan(
@@ -84,7 +82,13 @@ def make_plan(
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guard, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    return Plan(network, function, fall, where, steps, start, keep, margin, guard, about)
+    shield = None
+    if guard and function in FLOW_POWER and keep <= FEW * len(network.weights) and not single_length(network):
+        # Paths differ in length: flow alone may lead onto one with more weights than are to stay.
+        shield = shortest_path(network, start, heavy=True)
+        if count(shield) > keep:
+            shield = shortest_path(network, start)
+    return Plan(network, function, fall, where, steps, start, keep, margin, guard, about, shield)
 
 
 def open_for(
@@ -135,11 +139,10 @@ def _check_target(network: Network, keep: int, start: int, density: float) -> No
 
 def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, strict: bool) -> None:
     """Refuse a compression at which no network of this architecture has a path."""
-    # A path has a few weights per tensor; only a count near that needs the check.
-    if keep > 64 * len(network.weights) and not strict:
+    if keep > FEW * len(network.weights) and not strict:
         return
     try:
-        fewest = fewest_weights(network, masks)
+        fewest = fewest_kept(network, masks)
     except NoRuleError:
         if strict:
             raise

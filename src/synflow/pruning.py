@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -63,11 +64,10 @@ def prune(
         guard=guard, scope=scope, data=data, loss=loss, select=select, protect=protect, masks=masks, seed=seed,
     )  # fmt: skip
     plan = make_plan(model, example, **options)
-    try:
-        records, last = _run_all(plan, progress)
-    except StuckError:
-        # The flow has led onto a path with more weights than are to stay: start again, keeping a shortest path.
-        records, last = _run_all(plan.shielded(), progress)
+    records, last = [], plan.start
+    for step in _shown(plan, progress, reuse=True):
+        records.append(step.record)
+        last = step.masks
     return Masks(last, plan.about, records)
 
 
@@ -151,23 +151,25 @@ def _meter(plan: Plan, reuse: bool) -> Callable[..., Measurement]:
     return flow
 
 
-def _run_all(plan: Plan, progress: bool) -> tuple[list[StepRecord], dict[str, Tensor]]:
-    records, last = [], plan.start
-    for step in _shown(plan, progress, reuse=True):
-        records.append(step.record)
-        last = step.masks
-    return records, last
-
-
 def _shown(plan: Plan, progress: bool, reuse: bool = False) -> Iterator[Step]:
     """The steps, with a progress bar on request."""
     total = None if plan.schedule is certified else plan.steps
     with tqdm(total=total, disable=not progress, desc=f"prune ({plan.about['method']})", unit="step") as bar:
-        for step in _steps(plan, reuse):
+        for step in _unstuck(plan, _steps(plan, reuse)):
             flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
             bar.set_postfix_str(f"density {step.density:.4g}{flow}")
             bar.update()
             yield step
+
+
+def _unstuck(plan: Plan, steps: Iterator[Step]) -> Iterator[Step]:
+    try:
+        yield from steps
+    except StuckError as stuck:
+        raise SynflowError(
+            f"pruning stopped at {stuck.kept} of {plan.network.size} weights, not {plan.keep} as asked for: each that "
+            "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
+        ) from stuck
 
 
 def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
@@ -182,7 +184,7 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)
         keep = plan.keep if index == plan.steps else min(count(masks), max(plan.keep, round(size * begin * share)))
         if meter is None:
-            scores = _shielded(plan.score(network, masks), plan)
+            scores = plan.score(network, masks)
             candidates = plan.start if plan.score in REVIVES else masks
             masks = _allocated(plan, scores, candidates, keep)
             yield Step(index, keep / size, keep, None, None, 1, masks, scores)
@@ -193,14 +195,15 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
             flow = meter(masks)
             _check_flow(plan, flow, masks)
             first = first or flow
-            wanted = _allocated(plan, _shielded(flow.scores, plan), masks, keep)
+            again = partial(_allocated, plan, candidates=masks, keep=keep)
+            wanted = again(flow.scores)
             if not plan.guard:
                 going = {name: masks[name] & ~wanted[name] for name in masks}
                 lost = total_score(flow.scores, going) / flow.value if flow.value > 0 else math.nan
                 masks, complete = wanted, True
             else:
                 bound = meter(masks, shifts=False) if flow.had_shifts else flow
-                removal = remove(network, masks, wanted, bound, margin=plan.margin, always=False)
+                removal = remove(network, masks, wanted, bound, margin=plan.margin, always=False, allocate=again)
                 masks, complete = removal.masks, removal.complete
                 lost = max(lost, removal.pruned_fraction)
             substeps += 1
@@ -220,9 +223,10 @@ def _certified_steps(plan: Plan, reuse: bool) -> Iterator[Step]:
         index += 1
         flow = meter(masks)
         _check_flow(plan, flow, masks)
-        wanted = _allocated(plan, _shielded(flow.scores, plan), masks, plan.keep)
+        again = partial(_allocated, plan, candidates=masks, keep=plan.keep)
+        wanted = again(flow.scores)
         bound = meter(masks, shifts=False) if flow.had_shifts else flow
-        removal = remove(network, masks, wanted, bound, margin=plan.margin, always=True)
+        removal = remove(network, masks, wanted, bound, margin=plan.margin, always=True, allocate=again)
         masks = removal.masks
         kept = count(masks)
         yield Step(index, kept / size, kept, flow.log2, removal.pruned_fraction, 1, masks, flow.scores)
@@ -232,13 +236,13 @@ def _allocated(
     plan: Plan, scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int
 ) -> dict[str, Tensor]:
     _check_scores(scores, plan.network)
-    masks = plan.scope(scores, candidates, keep)
+    masks = plan.scope(_shielded(scores, plan), candidates, keep)
     if count(masks) != keep:
         raise SynflowError(f"the scope kept {count(masks)} weights where {keep} were asked for")
     return masks
 
 
-def _shielded(scores: dict[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+def _shielded(scores: Mapping[str, Tensor], plan: Plan) -> Mapping[str, Tensor]:
     """Scores with the shielded path above all others."""
     if plan.shield is None:
         return scores

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .allocation import SCOPES, Scope
-from .connectivity import connected, fewest_weights, shortest_path
+from .connectivity import connected, fewest_kept
 from .errors import SynflowError, choose
 from .measurement import Measurement, measure
 from .network import Batch, Loss, Network, open_network
@@ -20,7 +20,6 @@ from .pruning import prune
 from .schedules import Schedule
 from .scores import DEFAULT_STEPS, SCORES, Score
 from .selection import Select
-from .streams import count
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,9 @@ def max_compression(
 
 def max_compression_of(network: Network) -> float:
     """`max_compression` on a network that is already open."""
-    fewest = fewest_weights(network)
+    fewest = fewest_kept(network)
     if fewest is None:
         raise SynflowError("no path leads from an input to an output; check the model and the example")
-    if fewest > len(network.weights):
-        # Weights used several times on a path were counted once per use; count them once.
-        fewest = min(fewest, count(shortest_path(network)))
     return network.size / fewest if fewest else math.inf
 
 
@@ -158,7 +154,7 @@ def critical_compression(
             return all(bool(mask.any()) for mask in masks.values())
         return connected(network, masks)
 
-    least = fewest_weights(network)
+    least = fewest_kept(network)
     if least is None:
         raise SynflowError("no path leads from an input to an output; check the model and the example")
     dead, alive = max(least, 1) - 1, network.size
