@@ -47,7 +47,8 @@ def single_shot(model: torch.nn.Module, score: str, most: float) -> list[tuple[f
 def certified(model: torch.nn.Module, most: float) -> list[tuple[float, int]]:
     """The same along one certified run to the maximum."""
     steps = synflow.iterate(model, EXAMPLE, compression=most, schedule="certified", progress=True)
-    return [(1.0, emptiest(dict(synflow.prunable(model))))] + [(1 / s.density, emptiest(s.masks)) for s in steps]
+    whole = min(weight.numel() for weight in synflow.prunable(model).values())
+    return [(1.0, whole)] + [(1 / s.density, emptiest(s.masks)) for s in steps]
 
 
 def draw(curves: Mapping[str, list[tuple[float, int]]], most: float, path: Path) -> None:

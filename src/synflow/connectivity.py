@@ -50,9 +50,9 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
 
 
 def single_length(network: Network) -> bool:
-    """Whether every path has the same number of weights, as in a chain."""
-    traced = measure(network, shifts=False, trace=True, gradients=False)
-    return traced.degrees is not None and bool((traced.degrees[0] == traced.degrees[1]).all())
+    """Whether every path has the same number of different weights: it meets a layer once or never, as in a chain."""
+    degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
+    return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
 
 
 def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:

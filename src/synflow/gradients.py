@@ -99,8 +99,8 @@ def _losses(
                 raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
             if not bool(torch.isfinite(loss)):
                 raise SynflowError(
-                    f"the loss is {float(loss.detach())} on batch {position} of {len(batches)}; check that the data is finite "
-                    "and that the targets fit the loss"
+                    f"the loss is {float(loss.detach())} on batch {position} of {len(batches)}; check that the data "
+                    "is finite and that the targets fit the loss"
                 )
             if not loss.requires_grad:
                 raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
