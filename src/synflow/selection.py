@@ -22,14 +22,12 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.RNNBase, nn.RNNCellBase), ("weight_*",)),
 )
 
-_NORMED = ("_v", "_orig")
-
 
 def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[str] = ()) -> dict[str, nn.Parameter]:
     """The parameters that may be pruned, by name, each tied tensor once under its first name.
 
     By default the weights of linear, convolution, attention and recurrent layers; no biases, norms, embeddings (nor
-    what is tied to one). Patterns choose among the parameters with two or more dimensions and match a parameter's
+    what is tied to one), nor weight-normed layers, whose rows cannot all be zero (remove the norm first). Patterns choose among the parameters with two or more dimensions and match a parameter's
     name or the path of a module above it; a predicate `(name, parameter) -> bool` sees every floating parameter.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
@@ -88,8 +86,8 @@ def _weight_attributes(module: nn.Module) -> list[str]:
         if isinstance(module, classes):
             names = list(module._parameters)
             names += list(getattr(module, "parametrizations", {}))
-            # Old-style weight and spectral norm keep the tensor under another name.
-            names += [name.removesuffix(end) for name in module._parameters for end in _NORMED if name.endswith(end)]
+            # Old-style spectral norm keeps the tensor under another name.
+            names += [name.removesuffix("_orig") for name in module._parameters if name.endswith("_orig")]
             return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     # transformers' Conv1D is a linear layer with the weight transposed, and no subclass of nn.Linear.
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
@@ -101,10 +99,10 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     """The parameter behind an attribute; of a parametrized one (weight norm, masks) the tensor that it is made of."""
     parametrized = getattr(module, "parametrizations", {})
     if attribute not in parametrized:
-        stored = (module._parameters.get(attribute + end) for end in ("", *_NORMED))
-        return next((parameter for parameter in stored if parameter is not None), None)
-    parts = parametrized[attribute]
-    original: Tensor | None = parts._parameters.get("original", parts._parameters.get("original1"))
+        return module._parameters.get(attribute, module._parameters.get(f"{attribute}_orig"))
+    # Weight norm keeps two tensors, "original0" and "original1": a row of the second that is all pruned would be divided
+    # by its length of zero, so such layers stay dense unless they are selected by name.
+    original: Tensor | None = parametrized[attribute]._parameters.get("original")
     return original
 
 
