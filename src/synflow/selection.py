@@ -27,8 +27,9 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
     """The parameters that may be pruned, by name, each tied tensor once under its first name.
 
     By default the weights of linear, convolution, attention and recurrent layers; no biases, norms, embeddings (nor
-    what is tied to one), nor weight-normed layers, whose rows cannot all be zero (remove the norm first). Patterns choose among the parameters with two or more dimensions and match a parameter's
-    name or the path of a module above it; a predicate `(name, parameter) -> bool` sees every floating parameter.
+    what is tied to one), nor weight-normed layers, whose rows cannot be all zero (remove the norm first). Patterns
+    choose among the parameters with two or more dimensions and match a parameter's name or the path of a module above
+    it; a predicate `(name, parameter) -> bool` sees every floating parameter.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
     >>> list(prunable(model)), list(prunable(model, protect="2"))
@@ -100,8 +101,8 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     parametrized = getattr(module, "parametrizations", {})
     if attribute not in parametrized:
         return module._parameters.get(attribute, module._parameters.get(f"{attribute}_orig"))
-    # Weight norm keeps two tensors, "original0" and "original1": a row of the second that is all pruned would be divided
-    # by its length of zero, so such layers stay dense unless they are selected by name.
+    # Weight norm keeps two tensors, "original0" and "original1": a row of the second that is all pruned would be
+    # divided by its length of zero, so such layers stay dense unless they are selected by name.
     original: Tensor | None = parametrized[attribute]._parameters.get("original")
     return original
 
