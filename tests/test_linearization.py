@@ -9,7 +9,7 @@ import synflow
 from checks import Function, untouched
 from synflow import linearization, rules
 from synflow.errors import SynflowError
-from synflow.linearization import NoRuleError, active_mode
+from synflow.linearization import Arithmetic, NoRuleError, active_mode
 from synflow.measurement import measure
 from synflow.network import open_network
 
@@ -177,7 +177,8 @@ def test_constants_already_in_a_tensor_count_with_their_absolute_value():
     assert out.value * 2.0**out.exponent == pytest.approx(45 * 2.0**40)
     small = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X))
     assert small.value * 2.0**small.exponent == 48
-    follow = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X), shifts=False)
+    alone = Arithmetic(shifts=False, sources=False)
+    follow = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X), arithmetic=alone)
     assert follow.value * 2.0**follow.exponent == 45
 
 

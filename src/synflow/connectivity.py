@@ -28,25 +28,39 @@ class Reach:
 
 
 def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
-    """Follow paths in the booleans, where nothing can overflow, underflow or cancel."""
+    """Follow paths in the booleans, where nothing can overflow, underflow or cancel.
+
+    A path starts at an input. Where constants enter beside it (class tokens, position tables) a term may need both, so
+    they stay in, and the path is followed back to see whether an input is part of it.
+    """
     result = measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans())
-    return Reach(result.value > 0, {name: score > 0 for name, score in result.scores.items()})
+    on_path = {name: score > 0 for name, score in result.scores.items()}
+    return Reach(result.value > 0 and result.input_reached, on_path)
 
 
 def connected(network: Network, masks: Mapping[str, Tensor]) -> bool:
-    """Whether an input still reaches an output: the forward half of `reach`."""
-    return measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans(), gradients=False).value > 0
+    """Whether an input still reaches an output."""
+    result = measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans(), gradients=False)
+    return result.value > 0 and result.input_reached
 
 
 def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
     """The number of weights on the path that has the fewest (a weight used twice counts twice); None without a path.
 
-    Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights.
+    Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights. Where
+    an output needs a constant that enters beside the inputs (a class token), paths from there count too.
     """
-    result = measure(
-        network, magnitudes=_ones(network, masks), leaf_exponent=-_TINY, arithmetic=_counting(), gradients=False
-    )
-    return None if result.value <= 0 else round(-result.log2 / _TINY)
+    for sources in (False, True):
+        result = measure(
+            network,
+            magnitudes=_ones(network, masks),
+            leaf_exponent=-_TINY,
+            arithmetic=_counting(sources),
+            gradients=False,
+        )
+        if result.value > 0:
+            return round(-result.log2 / _TINY)
+    return None
 
 
 def single_length(network: Network) -> bool:
@@ -72,10 +86,12 @@ def shortest_path(
     """
     magnitudes = absolute(network, masks) if heavy else _ones(network, masks)
     current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
+    strict = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting(), gradients=False)
+    sources = strict.value <= 0
     while True:
         for name, magnitude in magnitudes.items():
             magnitude.mul_(current[name])
-        result = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting())
+        result = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting(sources))
         live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
         total = sum(int(mask.sum()) for mask in live.values())
         # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.
@@ -94,8 +110,8 @@ def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Ten
 
 
 def _booleans() -> Arithmetic:
-    return Arithmetic(shifts=False, divide=False, saturate=True)
+    return Arithmetic(shifts=False, divide=False, saturate=True, inputs=[])
 
 
-def _counting() -> Arithmetic:
-    return Arithmetic(shifts=False, divide=False)
+def _counting(sources: bool = False) -> Arithmetic:
+    return Arithmetic(shifts=False, sources=sources, divide=False)

@@ -49,12 +49,14 @@ def remove(
     margin: float,
     always: bool,
     allocate: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    anywhere: bool = False,
 ) -> Removal:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
-    they stay below the flow itself. `allocate` gives the masks to aim at by other scores, for when they do not. Where
-    the measurement is loose, a path is looked for after each removal.
+    they stay below the flow itself. `allocate` gives the masks to aim at by other scores, for when they do not; with
+    `anywhere`, weights of `wanted` may go in place of others. Where the measurement is loose, a path is looked for
+    after each removal.
     """
     going = {name: masks[name] & ~wanted[name] for name in masks}
     lost = total_score(flow.scores, going)
@@ -77,10 +79,22 @@ def remove(
         number //= 2
     if everything == 0:
         return Removal(dict(masks), 0.0, complete=True)
-    return _single(network, masks, going, flow)
+    try:
+        return _single(network, masks, going, flow)
+    except StuckError:
+        if not anywhere:
+            raise
+        # All that rank lowest are on the last path from an input; something above them is not.
+        return _single(network, masks, {name: masks[name] & ~going[name] for name in masks}, flow, last=False)
 
 
-def _single(network: Network, masks: Mapping[str, Tensor], going: Mapping[str, Tensor], flow: Measurement) -> Removal:
+def _single(
+    network: Network,
+    masks: Mapping[str, Tensor],
+    going: Mapping[str, Tensor],
+    flow: Measurement,
+    last: bool = True,
+) -> Removal:
     """Remove one weight: the lightest if the bound allows it, else the lightest whose removal leaves a path."""
     for name, index, score in _ascending(flow.scores, going):
         trial = dict(masks)
@@ -89,7 +103,7 @@ def _single(network: Network, masks: Mapping[str, Tensor], going: Mapping[str, T
         # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
         bound = not flow.loose and score < flow.value * (1.0 - ROUNDING)
         if bound or connected(network, trial):
-            return Removal(trial, _fraction(score, flow), complete=count(going) == 1)
+            return Removal(trial, _fraction(score, flow), complete=last and count(going) == 1)
     raise StuckError(count(masks))
 
 

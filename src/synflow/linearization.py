@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import SynflowError
-from .flow import Flow, as_flow, flows, scaled
+from .flow import Degrees, Flow, as_flow, flows, scaled
 from .modes import SafeMode
 
 Rule: TypeAlias = Callable[..., Any]
@@ -31,20 +31,25 @@ class NoRuleError(SynflowError):
 class Arithmetic:
     """How a pass computes: on real magnitudes, or just on whether there is a path.
 
-    `shifts` counts what is added on the way (biases, norm shifts); without them only terms that start at an input
-    remain. `divide` applies divisors; a pass that counts weights per term leaves them out. `saturate` computes in the
-    booleans: one where there is flow, zero where there is none. A pass is `loose` when a stand-in held part of the flow
-    fixed (a gate that reads the state), so that the union bound needs a second look. The backward pass notes in
-    `unit_flows` what leaves the units of the layers in `watched` (by the id of their weight); `untapped` names the
-    weights that were also used otherwise.
+    `shifts` counts vectors that are added on the way (biases, norm shifts); `sources` counts other constants that enter
+    (class tokens, position tables). Without both, only terms that start at inputs alone remain. Where `inputs` is a
+    list, the inputs are collected there and followed back. `divide` applies divisors; a pass that counts weights per
+    term leaves them out. `saturate` computes in the booleans: one where there is flow, zero where there is none.
+
+    What a pass finds out: `had_shifts`, whether shifts counted; `loose`, whether flow came from a source or a stand-in
+    held part of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what
+    leaves the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were
+    also used otherwise; `notes` for the certificate.
     """
 
     shifts: bool = True
+    sources: bool = True
     divide: bool = True
     saturate: bool = False
     had_shifts: bool = False
     loose: bool = False
     notes: dict[str, None] = field(default_factory=dict)
+    inputs: list[Tensor] | None = None
     watched: dict[int, str] | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     untapped: set[str] = field(default_factory=set)
@@ -138,6 +143,19 @@ def active_mode() -> LinearizationMode:
 def arithmetic() -> Arithmetic:
     """How the pass under way computes."""
     return active_mode().arithmetic
+
+
+def as_input(data: Tensor, degrees: Degrees | None = None) -> Flow:
+    """A tensor that starts a flow; where the pass follows inputs back, it is collected."""
+    inputs = arithmetic().inputs if _ACTIVE.mode is not None else None
+    return as_flow(data, 0, degrees) if inputs is None else collected(data, inputs)
+
+
+def collected(data: Tensor, inputs: list[Tensor]) -> Flow:
+    """An input whose gradient will tell whether it reaches an output."""
+    leaf = as_flow(data.requires_grad_())
+    inputs.append(leaf)
+    return leaf
 
 
 class LinearizationMode(SafeMode):

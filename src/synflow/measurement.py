@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from . import rules  # noqa: F401  (fills the table of rules)
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
-from .linearization import Arithmetic, LinearizationMode
+from .linearization import Arithmetic, LinearizationMode, collected
 from .network import Network, isolated, restoring
 
 
@@ -33,6 +33,7 @@ class Measurement:
     degrees: Degrees | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     loose: bool = False
+    input_reached: bool = True
 
     @property
     def log2(self) -> float:
@@ -57,8 +58,8 @@ def measure(
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
 
-    The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False` follows
-    only what starts at an input; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
+    The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False`
+    leaves out biases; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
     adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
     Scores are written into the tensors of `into`, where given.
     """
@@ -70,25 +71,32 @@ def measure(
     for index, (name, magnitude) in enumerate(magnitudes.items()):
         tracked = _once(len(magnitudes), index) if trace else None
         leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), leaf_exponent, tracked)
+    follow = gradients or how.inputs is not None
     with isolated(network.seed, network.device):
         network.model.eval()
         network.replace(leaves)
         dtype = next(iter(leaves.values())).dtype
         cast_rest(network, dtype)
-        example = pytree.tree_map(lambda leaf: _input(leaf, dtype, trace, len(leaves)), network.example)
+        zero = np.zeros(len(leaves), dtype=np.int64)
+        example = pytree.tree_map(
+            lambda leaf: _input(leaf, dtype, (zero, zero) if trace else None, how), network.example
+        )
         names = {module: name for name, module in network.model.named_modules()}
         how.watched = {id(leaf): name for name, leaf in leaves.items()} if trace else None
-        mode = LinearizationMode(how, names, gradients)
-        with torch.set_grad_enabled(gradients), mode:
+        mode = LinearizationMode(how, names, follow)
+        with torch.set_grad_enabled(follow), mode:
             output = _forward(network, example)
         total = _total(output)
         value = float(total.detach())
         if not math.isfinite(value):
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
-        scores = _scores(total, leaves, {} if into is None else into) if gradients else {}
+        weights = leaves if gradients else {}
+        scores = _scores(total, weights, {} if into is None else into, how.inputs or []) if follow else {}
     notes.update(how.notes)
     units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
-    return Measurement(value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose)
+    return Measurement(
+        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, _reached(how)
+    )
 
 
 @torch.inference_mode(False)
@@ -118,12 +126,12 @@ def _once(count: int, index: int) -> Degrees:
     return unit, unit
 
 
-def _input(leaf: Any, dtype: torch.dtype, degrees: bool, count: int) -> Any:
+def _input(leaf: Any, dtype: torch.dtype, degrees: Degrees | None, how: Arithmetic) -> Any:
     """Floating inputs become ones; token ids and masks stay as given."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
-    zero = np.zeros(count, dtype=np.int64)
-    return as_flow(torch.ones(leaf.shape, dtype=dtype, device=leaf.device), 0, (zero, zero) if degrees else None)
+    ones = torch.ones(leaf.shape, dtype=dtype, device=leaf.device)
+    return as_flow(ones, 0, degrees) if how.inputs is None else collected(ones, how.inputs)
 
 
 def cast_rest(network: Network, dtype: torch.dtype) -> None:
@@ -181,7 +189,9 @@ def _outputs(output: Any) -> Any:
             yield from _outputs(getattr(output, item.name))
 
 
-def _scores(total: Flow, leaves: Mapping[str, Flow], scores: dict[str, Tensor]) -> dict[str, Tensor]:
+def _scores(
+    total: Flow, leaves: Mapping[str, Flow], scores: dict[str, Tensor], inputs: list[Tensor]
+) -> dict[str, Tensor]:
     """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there."""
 
     def receive(name: str, leaf: Tensor) -> None:
@@ -198,12 +208,19 @@ def _scores(total: Flow, leaves: Mapping[str, Flow], scores: dict[str, Tensor]) 
     for name, leaf in leaves.items():
         leaf.register_post_accumulate_grad_hook(partial(receive, name))
     if total.requires_grad:
-        torch.autograd.backward(total, inputs=list(leaves.values()))
+        torch.autograd.backward(total, inputs=[*leaves.values(), *inputs])
     for name, leaf in leaves.items():
         if name not in reached:
             scores[name] = torch.zeros_like(leaf.detach()).as_subclass(Tensor)
         _check_scores(name, scores[name])
     return {name: scores[name] for name in leaves}
+
+
+def _reached(how: Arithmetic) -> bool:
+    """Whether some output depends on some input (True where inputs are not followed, or there are none)."""
+    if not how.inputs:
+        return True
+    return any(leaf.grad is not None and bool(torch.any(leaf.grad.as_subclass(Tensor) != 0)) for leaf in how.inputs)
 
 
 def _check_scores(name: str, scores: Tensor) -> None:

@@ -50,6 +50,8 @@ def _weighted(
     function: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
+    if not isinstance(x, Flow) and bool(torch.any(x != 0)):
+        arithmetic().loose = True  # learned queries and the like: a flow that no input feeds
     if bias is None or isinstance(bias, Flow) or not factors:
         result = product(function, x, weight, None, *args, **kwargs)
         return result if bias is None else _with_flow_bias(function, result, bias)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..flow import Flow, as_flow
-from ..linearization import SOURCES, Rule, composite
+from ..linearization import SOURCES, Rule, as_input, composite
 from .basic import product
 
 
@@ -119,7 +119,7 @@ def embedding(function: Callable[..., Any], ids: Tensor, table: Tensor, *args: A
     rows = F.embedding(ids, table)
     if not rows.is_floating_point():
         return rows
-    return as_flow(rows.detach().abs())
+    return as_input(rows.detach().abs())
 
 
 def selected_embedding(function: Callable[..., Any], ids: Tensor, table: Flow, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ def selected_bag(function: Callable[..., Any], ids: Tensor, table: Flow, *args: 
 def embedding_bag(function: Callable[..., Any], ids: Tensor, table: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A bag of embeddings starts a flow: the bag of absolute rows."""
     kwargs.pop("max_norm", None)
-    return as_flow(F.embedding_bag(ids, table.detach().abs(), *args, **kwargs))
+    return as_input(F.embedding_bag(ids, table.detach().abs(), *args, **kwargs))
 
 
 SOURCES["embedding"] = embedding

@@ -23,7 +23,7 @@ def identity(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Sums, means, concatenation, selection: the operation itself, with all exponents made equal."""
-    exponent, args, kwargs, degrees = _aligned(args, kwargs)
+    exponent, args, kwargs, degrees = _aligned(args, kwargs, adds=function is torch.add)
 
     def wrap(data: Any) -> Any:
         if not isinstance(data, Tensor) or not data.is_floating_point():
@@ -77,17 +77,38 @@ def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
-def _aligned(args: Any, kwargs: Any) -> tuple[int, Any, Any, Any]:
+def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
+    """A constant that enters beside the flow: absolute, at the given exponent; where it counts, the pass is loose."""
+    pass_ = arithmetic()
+    constant = constant.detach().to(dtype)
+    if not pass_.sources:
+        return torch.zeros_like(constant)
+    pass_.loose = pass_.loose or bool(torch.any(constant != 0))
+    return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
+
+
+def _enters(constant: Tensor, adds: bool) -> bool:
+    """Whether a constant is a source (a token, a table) and not a bias: one that is added varies in two dimensions."""
+    return not adds or sum(size > 1 for size in constant.shape) > 1
+
+
+def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     items = flows((args, kwargs))
-    exponent, dtype = common_exponent(items), items[0].dtype
-    constants = [
-        leaf
+    exponent, dtype, degrees = common_exponent(items), items[0].dtype, either(items)
+    pass_ = arithmetic()
+    counted = any(
+        bool(torch.any(leaf != 0))
         for leaf in pytree.tree_leaves((args, kwargs))
-        if isinstance(leaf, Tensor) and not isinstance(leaf, Flow) and leaf.is_floating_point()
-    ]
-    if constants and arithmetic().shifts:
-        # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero).
-        exponent = max(exponent, 0) if any(bool(torch.any(c != 0)) for c in constants) else exponent
+        if isinstance(leaf, Tensor)
+        and not isinstance(leaf, Flow)
+        and leaf.is_floating_point()
+        and (pass_.sources if _enters(leaf, adds) else pass_.shifts)
+    )
+    if counted:
+        # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero). It brings terms
+        # that meet no weight.
+        exponent = max(exponent, 0)
+        degrees = None if degrees is None else (degrees[0] * 0, degrees[1])
 
     def align(leaf: Any) -> Any:
         if isinstance(leaf, Flow):
@@ -97,11 +118,11 @@ def _aligned(args: Any, kwargs: Any) -> tuple[int, Any, Any, Any]:
                 return leaf * 0.0
             return leaf if leaf.exponent == exponent else scaled(leaf, leaf.exponent - exponent)
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            return shift(leaf, dtype, exponent)
+            return (source if _enters(leaf, adds) else shift)(leaf, dtype, exponent)
         return leaf
 
     args, kwargs = pytree.tree_map(align, (args, kwargs))
-    return exponent, args, kwargs, either(items)
+    return exponent, args, kwargs, degrees
 
 
 def add(function: Callable[..., Any], first: Any, second: Any, *, alpha: Any = 1, **_: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..flow import Flow, as_flow, either, fixed, flows, scaled
 from ..linearization import Rule, active_mode, arithmetic
-from .basic import BLOCKING, homogeneous, identity, rearranged, shift
+from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
 
 _IDENTITY = """
 relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
@@ -128,14 +128,14 @@ def set_item(function: Callable[..., Any], target: Tensor, index: Any, value: An
             # The new part outweighs what is there: bring the rest to its exponent, not the other way round.
             flow.copy_(scaled(flow, -gap))
             flow.exponent, gap = value.exponent, 0
-        source: Any = scaled(value, gap).to(flow.dtype)
+        content: Any = scaled(value, gap).to(flow.dtype)
         flow.degrees = either([flow, value])
     else:
         assert isinstance(target, Flow)
         flow = target
         constant = torch.as_tensor(value, dtype=flow.dtype, device=flow.device)
-        source = shift(constant.masked_fill(constant <= BLOCKING, 0.0), flow.dtype, flow.exponent)
-    flow[index] = source
+        content = shift(constant.masked_fill(constant <= BLOCKING, 0.0), flow.dtype, flow.exponent)
+    flow[index] = content
 
 
 def _becoming_flow(target: Tensor, value: Flow) -> Flow:
@@ -144,7 +144,7 @@ def _becoming_flow(target: Tensor, value: Flow) -> Flow:
         return target
     if target._is_view():
         active_mode().refuse_view()
-    target.copy_(shift(target, target.dtype, value.exponent))
+    target.copy_(source(target, target.dtype, value.exponent))
     return as_flow(target, value.exponent)
 
 
