@@ -180,7 +180,7 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
         return
     assert plan.steps is not None
     meter = _meter(plan, reuse) if plan.power is not None else None
-    anywhere = plan.scope is global_scope
+    cautious = partial(remove, network, margin=plan.margin, anywhere=plan.scope is global_scope)
     for index in range(1, plan.steps + 1):
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)
         keep = plan.keep if index == plan.steps else min(count(masks), max(plan.keep, round(size * begin * share)))
@@ -204,9 +204,7 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
                 masks, complete = wanted, True
             else:
                 bound = meter(masks, shifts=False) if flow.had_shifts else flow
-                removal = remove(
-                    network, masks, wanted, bound, margin=plan.margin, always=False, allocate=again, anywhere=anywhere
-                )
+                removal = cautious(masks, wanted, bound, always=False, allocate=again)
                 masks, complete = removal.masks, removal.complete
                 lost = max(lost, removal.pruned_fraction)
             substeps += 1
@@ -217,7 +215,7 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
 def _certified_steps(plan: Plan, reuse: bool) -> Iterator[Step]:
     network, masks, size, index = plan.network, plan.start, plan.network.size, 0
     meter = _meter(plan, reuse)
-    anywhere = plan.scope is global_scope
+    cautious = partial(remove, network, margin=plan.margin, anywhere=plan.scope is global_scope)
     while count(masks) > plan.keep or index == 0:
         if plan.steps is not None and index == plan.steps:
             raise SynflowError(
@@ -230,9 +228,7 @@ def _certified_steps(plan: Plan, reuse: bool) -> Iterator[Step]:
         again = partial(_allocated, plan, candidates=masks, keep=plan.keep)
         wanted = again(flow.scores)
         bound = meter(masks, shifts=False) if flow.had_shifts else flow
-        removal = remove(
-            network, masks, wanted, bound, margin=plan.margin, always=True, allocate=again, anywhere=anywhere
-        )
+        removal = cautious(masks, wanted, bound, always=True, allocate=again)
         masks = removal.masks
         kept = count(masks)
         yield Step(index, kept / size, kept, flow.log2, removal.pruned_fraction, 1, masks, flow.scores)
