@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def test_failure_is_listed_with_its_reason(tool):
     page = tool.table({"routed": row}, steps=2)
     assert "**0 of 1 pruned**" in page
     assert f"| routed | {row.error} |" in page
+
+
+def test_what_takes_too_long_is_stopped_and_listed(tool):
+    row = tool.examine("slow", lambda: time.sleep(60), steps=2, limit=1)
+    assert row.error == "TimeoutError: not done within 1 seconds"
 
 
 def test_every_architecture_has_a_name_of_its_own(tool):

@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -45,27 +48,51 @@ class Row:
     error: str = ""
 
 
-def examine(name: str, build: Entry, steps: int) -> Row:
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Stop what takes longer with a TimeoutError (where the system has alarms, and in the main thread)."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done within {seconds} seconds")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def examine(name: str, build: Entry, steps: int, limit: int = 600) -> Row:
     """Prune one architecture at each compression and certify the last masks."""
     start = time.perf_counter()
     row = Row(name)
     try:
-        torch.manual_seed(0)
-        model, example = build()
-        model.eval()
-        certificate = prune_both(row, model, example, steps, guard=False)
-        if not certificate.connected:
-            row.guarded = True
-            certificate = prune_both(row, model, example, steps, guard=True)
-        row.weights, row.layers = certificate.total, len(certificate.layers)
-        row.exact = row.kept == tuple(round(row.weights / compression) for compression in COMPRESSIONS)
-        row.connected, row.empty_layers = certificate.connected, len(certificate.empty_layers)
-        row.residual = max(certificate.unit_residual or 0.0, certificate.layer_residual or 0.0)
+        with time_limit(limit):
+            _fill(row, build, steps)
     # Whatever stops one architecture is a finding for the table, not a reason to stop the others.
     except Exception as error:
         row.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     row.seconds = time.perf_counter() - start
     return row
+
+
+def _fill(row: Row, build: Entry, steps: int) -> None:
+    torch.manual_seed(0)
+    model, example = build()
+    model.eval()
+    certificate = prune_both(row, model, example, steps, guard=False)
+    if not certificate.connected:
+        row.guarded = True
+        certificate = prune_both(row, model, example, steps, guard=True)
+    row.weights, row.layers = certificate.total, len(certificate.layers)
+    row.exact = row.kept == tuple(round(row.weights / compression) for compression in COMPRESSIONS)
+    row.connected, row.empty_layers = certificate.connected, len(certificate.empty_layers)
+    row.residual = max(certificate.unit_residual or 0.0, certificate.layer_residual or 0.0)
 
 
 def prune_both(row: Row, model: nn.Module, example: Any, steps: int, guard: bool) -> synflow.Certificate:
@@ -136,6 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=10, help="pruning steps (default: %(default)s)")
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help="architectures or families")
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the rows of an earlier run that went well")
     parser.add_argument("--log", type=Path, default=Path("runs/zoo.jsonl"), help="rows as they are done")
     options = parser.parse_args(arguments)
@@ -157,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
             bar := tqdm({name: b for name, b in wanted.items() if name not in rows}.items(), unit="net")
         ):
             bar.set_description(name)
-            rows[name] = examine(name, build, options.steps)
+            rows[name] = examine(name, build, options.steps, options.limit)
             if rows[name].error:
                 bar.write(f"{name}: {rows[name].error}", file=sys.stderr)
             log.write(json.dumps(asdict(rows[name])) + "\n")
