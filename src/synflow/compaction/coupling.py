@@ -34,11 +34,16 @@ class Coupling:
         """The axes of a tensor; new units for a parameter or buffer, fixed sizes for an unknown tensor."""
         if number not in self.axes:
             shape = self.tape.shapes[number]
-            if number in self.tape.leaves and number not in self.tape.written:
+            if self.is_free(number):
                 self.axes[number] = [self.vector(size, dim, len(shape)) for dim, size in enumerate(shape)]
             else:
                 self.axes[number] = [None] * len(shape)
         return self.axes[number]
+
+    def is_free(self, number: int) -> bool:
+        """Is this a parameter or buffer that can be cut? Tables of whole numbers hold sizes and places, not values."""
+        known = self.tape.leaves
+        return number in known and number not in self.tape.written and number not in self.tape.constants
 
     def vector(self, size: int, dim: int, rank: int) -> Tensor | None:
         """New units along one dimension; a dimension of size one can't shrink."""

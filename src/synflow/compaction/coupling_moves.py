@@ -8,7 +8,7 @@ from torch import Tensor
 from .coupling import Coupling, beside, levelled, lifted
 from .movement import factor, gather, lift, permutation, stretches, touched
 from .tape import Step
-from .units import Axes, common_shape, spread
+from .units import Axes, common_shape, shrunk, spread
 
 __all__ = ["cat", "expand", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
 
@@ -35,7 +35,7 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
         whole = None if ids is None else lift(ids, sizes, made_before)
         while whole is not None and rest:
             if len(rest) == 1:
-                split[rest[0]] = whole
+                split[rest[0]] = shrunk(whole, rest[0])
                 break
             split[rest[0]], whole = c.units.split(whole, rest[0], rest[1:])
             rest = rest[1:]

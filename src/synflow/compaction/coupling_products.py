@@ -50,7 +50,7 @@ def convolution(c: Coupling, p: Contraction) -> None:
     c.freeze(p.x, range(2, rank), "it is convolved over")
     channels = None if x[1] is None else x[1].reshape(-1)
     if groups == 1:
-        if p.y not in c.axes and p.y in c.tape.leaves and p.y not in c.tape.written:
+        if p.y not in c.axes and c.is_free(p.y):
             c.axes[p.y] = [*(c.vector(p.shapes[1][dim], dim, rank) for dim in (0, 1)), *[None] * (rank - 2)]
         weight = c.of(p.y)
         c.freeze(p.y, range(2, rank), "it is convolved with")

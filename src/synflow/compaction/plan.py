@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .coupling import Coupling
 from .record import Stayed
 from .surgery import Indices
+from .units import Units
 
 __all__ = ["POLICIES", "families", "kept_indices", "remembered_sizes", "stayed"]
 
@@ -111,6 +112,16 @@ def families(coupling: Coupling) -> dict[int, list[int]]:
     return found
 
 
+def _why(units: Units, unit: int) -> str | None:
+    """Why a unit stays; that of a whole may be known of its column (in its head or group) or its row only."""
+    root = units.find(unit)
+    reason = units.reasons.get(root) or units.asides.get(root)
+    if reason is None:
+        row, column = units.children.get(unit) or units.children.get(root) or (None, None)
+        reason = next((why for part in (column, row) if part is not None and (why := _why(units, part))), None)
+    return reason
+
+
 def stayed(coupling: Coupling, gone: Tensor, dead: Tensor) -> tuple[Stayed, ...]:
     """Dead units that are kept, by reason."""
     units = coupling.units
@@ -122,7 +133,7 @@ def stayed(coupling: Coupling, gone: Tensor, dead: Tensor) -> tuple[Stayed, ...]
                 continue
             for unit in ids.unique()[(dead & ~gone)[ids.unique()]].tolist():
                 root = units.find(unit)
-                reason = units.reasons.get(root) or units.asides.get(root, "it is tied to units that stay")
+                reason = _why(units, unit) or "it is tied to units that stay"
                 counts.setdefault(reason, set()).add(root)
                 place = f"{name} dimension {dim}"
                 if place not in where.setdefault(reason, []):

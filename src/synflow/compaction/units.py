@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Axes", "Units", "common_shape", "spread"]
+__all__ = ["Axes", "Units", "common_shape", "shrunk", "spread"]
 
 Axes = list[Tensor | None]
 
@@ -30,6 +30,14 @@ def spread(ids: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
     return ids.expand([shape[d] if d in dims else ids.shape[d] for d in range(ids.dim())])
 
 
+def shrunk(ids: Tensor, own: int) -> Tensor:
+    """The same written with size one along dimensions on which nothing depends, except its own."""
+    for dim in range(ids.dim()):
+        if dim != own and ids.shape[dim] > 1 and bool((ids == ids.narrow(dim, 0, 1)).all()):
+            ids = ids.narrow(dim, 0, 1)
+    return ids
+
+
 @dataclass
 class Units:
     """Which units are one and the same, which may never go, and how counts are tied.
@@ -37,6 +45,7 @@ class Units:
     `reasons`: why a unit may never go; `asides`: why one that is dead stays for once.
     `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
     (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
+    `children`: row and column of a whole.
     `counts`: (matrix, rows): as many units must go in each line of the matrix; lines whose row unit goes don't count.
     """
 
@@ -45,7 +54,7 @@ class Units:
     asides: dict[int, str] = field(default_factory=dict)
     joints: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     counts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
-    _children: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
+    children: dict[int, tuple[int, int]] = field(default_factory=dict)
     _wholes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     def fresh(self, shape: Sequence[int]) -> Tensor:
@@ -71,9 +80,9 @@ class Units:
 
     def unify(self, first: Tensor, second: Tensor) -> None:
         """Make the units one, element by element, broadcasting."""
-        pairs = torch.stack([t.reshape(-1) for t in torch.broadcast_tensors(first, second)], 1)
-        for one, other in pairs.unique(dim=0).tolist():
-            a, b = self.find(one), self.find(other)
+        one, other = (t.reshape(-1) for t in torch.broadcast_tensors(first, second))
+        for pair in (one * len(self.parent) + other).unique().tolist():
+            a, b = (self.find(unit) for unit in divmod(pair, len(self.parent)))
             if a != b:
                 self.parent[max(a, b)] = min(a, b)
                 reason = self.reasons.pop(max(a, b), None)
@@ -103,7 +112,7 @@ class Units:
             return lines, None
         if bool((whole == whole.narrow(row, 0, 1)).all()):
             return None, whole.narrow(row, 0, 1)
-        known = [self._children.get(unit) for unit in whole.reshape(-1).tolist()]
+        known = [self.children.get(unit) for unit in whole.reshape(-1).tolist()]
         if all(pair is not None for pair in known):
             pairs = torch.tensor([pair for pair in known if pair is not None]).reshape(*whole.shape, 2)
             rows = pairs[..., 0]
@@ -143,7 +152,7 @@ class Units:
         whole, row, column = whole.reshape(-1), row.reshape(-1), column.reshape(-1)
         self.joints.append((whole, row, column))
         for unit, pair in zip(whole.tolist(), zip(row.tolist(), column.tolist(), strict=True), strict=True):
-            self._children.setdefault(unit, pair)
+            self.children.setdefault(unit, pair)
             self._wholes.setdefault(pair, unit)
 
     def tie(self, ids: Tensor, columns: Sequence[int], rows: Tensor | None) -> None:
