@@ -24,6 +24,10 @@ class SafeMode(TorchFunctionMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        depth = self._depths.pop()
-        while torch._C._len_torch_function_stack() > depth:
-            torch._C._pop_torch_function_stack()
+        pop_modes(self._depths.pop())
+
+
+def pop_modes(depth: int) -> None:
+    """Bring torch's stack of modes back to a depth."""
+    while torch._C._len_torch_function_stack() > depth:
+        torch._C._pop_torch_function_stack()

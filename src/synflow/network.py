@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
-from .modes import SafeMode
+from .modes import SafeMode, pop_modes
 from .selection import Select, check_finite, prunable, slots
 
 Loss = Callable[[Any, Any], Tensor]
@@ -185,9 +185,11 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
+        depth = torch._C._len_torch_function_stack()
         try:
             return function(*args, **kwargs)
         finally:
+            pop_modes(depth)
             torch._C._set_grad_enabled(gradients)
             torch.default_generator.set_state(state)
 

@@ -164,16 +164,23 @@ def times(value: Any, factor: Any) -> Any:
 
 
 def _weighty(value: Any) -> Any:
-    """A gain that is a parameter and zero everywhere (zero-initialised residual branches) counts as one."""
+    """A gain that is a parameter and the same tiny number everywhere (ReZero, layer scale) counts as one."""
     if isinstance(value, Flow):
         return value
-    if isinstance(value, torch.nn.Parameter) and value.numel() and not bool(value.any()):
-        note_zero_gain()
+    if isinstance(value, torch.nn.Parameter) and value.numel() and is_switched_off(value):
+        note_zero_gain(tiny=bool(value.any()))
         return torch.ones_like(value)
     return value.abs() if isinstance(value, Tensor) else abs(value)
 
 
-def note_zero_gain() -> None:
-    """Remember, for the certificate, that a zero-initialised gain counted as one."""
+def is_switched_off(gain: Tensor) -> bool:
+    """Whether a gain was initialised so that its branch does nothing at first: zero, or one tiny number, everywhere."""
+    first = gain.detach().reshape(-1)[0]
+    return bool(first.abs() <= 1e-3) and bool((gain == first).all())
+
+
+def note_zero_gain(tiny: bool = False) -> None:
+    """Remember, for the certificate, that a gain that is switched off counted as one."""
     mode = active_mode()
-    mode.arithmetic.notes[f"{mode.where()}: a gain that is zero everywhere counts as one"] = None
+    size = "tiny" if tiny else "zero"
+    mode.arithmetic.notes[f"{mode.where()}: a gain that is {size} everywhere counts as one"] = None
