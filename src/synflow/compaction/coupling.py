@@ -49,6 +49,12 @@ class Coupling:
         """New units along one dimension; a dimension of size one can't shrink."""
         return None if size <= 1 else self.units.fresh([size if d == dim else 1 for d in range(rank)])
 
+    def vector_of(self, number: int, ids: Tensor | None) -> Tensor | None:
+        """The units of a tensor with one dimension; if it has none yet, it takes those it meets, which saves work."""
+        if number not in self.axes and ids is not None and self.is_free(number):
+            self.axes[number] = [ids.reshape(-1)]
+        return self.of(number)[0]
+
     def freeze(self, number: int, dims: Sequence[int], reason: str) -> None:
         axes = self.of(number)
         for dim in dims:

@@ -46,24 +46,28 @@ def convolution(c: Coupling, p: Contraction) -> None:
     groups, rank = p.groups, len(p.shapes[0])
     spatial = [1] * (rank - 2)
     fixed = "the convolved tensor has a fixed size"
-    x = levelled(c, c.of(p.x), range(2, rank))
+    x = levelled(c, c.of(p.x), [0, *range(2, rank)])
     c.freeze(p.x, range(2, rank), "it is convolved over")
     channels = None if x[1] is None else x[1].reshape(-1)
     if groups == 1:
         if p.y not in c.axes and c.is_free(p.y):
-            c.axes[p.y] = [*(c.vector(p.shapes[1][dim], dim, rank) for dim in (0, 1)), *[None] * (rank - 2)]
+            pair = [c.vector(p.shapes[1][dim], dim, rank) for dim in (0, 1)]
+            if channels is not None:
+                inner = 0 if p.transposed else 1
+                pair[inner] = channels.reshape([-1 if dim == inner else 1 for dim in range(rank)])
+            c.axes[p.y] = [*pair, *[None] * (rank - 2)]
         weight = c.of(p.y)
         c.freeze(p.y, range(2, rank), "it is convolved with")
-        inner, outer = (weight[0], weight[1]) if p.transposed else (weight[1], weight[0])
+        taken, outer = (weight[0], weight[1]) if p.transposed else (weight[1], weight[0])
         if p.shapes[0][1] > 1:
-            k = c.one(channels, None if inner is None else inner.reshape(-1), fixed)
+            k = c.one(channels, None if taken is None else taken.reshape(-1), fixed)
             if k is not None:
                 c.sums.append((k.reshape(1, -1), p))
         made = None if outer is None else outer.reshape(-1)
     else:
         made = _grouped(c, p, channels)
     if p.bias is not None and p.shapes[2][1] > 1:
-        made = c.one(made, c.of(p.bias)[0], "a bias of fixed size is added")
+        made = c.one(made, c.vector_of(p.bias, made), "a bias of fixed size is added")
     c.axes[p.out] = [x[0], None if made is None else made.reshape(1, -1, *spatial), *[None] * (rank - 2)]
 
 

@@ -92,7 +92,7 @@ def _batch_norm(c: Coupling, step: Step) -> None:
     source = c.of(step.inputs[0])
     channel = source[1]
     for part in batch_norm_parts(step):
-        ids = c.of(part)[0]
+        ids = c.vector_of(part, channel)
         other = None if ids is None else ids.reshape(1, -1, *[1] * (len(source) - 2))
         if channel is not None or other is not None:
             channel = c.one(channel, other, "it is normalised together with a tensor of fixed size")

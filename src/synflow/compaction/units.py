@@ -80,6 +80,8 @@ class Units:
 
     def unify(self, first: Tensor, second: Tensor) -> None:
         """Make the units one, element by element, broadcasting."""
+        if first.shape == second.shape and torch.equal(first, second):
+            return
         one, other = (t.reshape(-1) for t in torch.broadcast_tensors(first, second))
         for pair in (one * len(self.parent) + other).unique().tolist():
             a, b = (self.find(unit) for unit in divmod(pair, len(self.parent)))
