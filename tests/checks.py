@@ -23,6 +23,7 @@ def snapshot(model):
             "grad": torch.is_grad_enabled(),
             "inference": torch.is_inference_mode_enabled(),
             "autocast": torch.is_autocast_enabled("cpu"),
+            "stack": torch._C._len_torch_function_stack(),
         },
     }
 
@@ -98,4 +99,4 @@ class Function(nn.Module):
 
 def arrays(tensors):
     """A dict of tensors as arrays in double precision."""
-    return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().double().numpy().copy() for name, tensor in tensors.items()}

@@ -14,11 +14,22 @@ from torch import nn
 
 import synflow
 from checks import Function, assert_unchanged, kept, mlp, snapshot, untouched
+from synflow import linearization
 from synflow.measurement import measure
 from synflow.network import open_network, private_copy
 from zoo import ZOO
 
 DATA_SCORES = ("snip", "grasp", "obd", "force")
+
+
+@pytest.fixture(autouse=True)
+def _no_mode_left():
+    """A mode that an interrupted pass leaves behind fails its own test, not every test after it."""
+    depth = torch._C._len_torch_function_stack()
+    yield
+    while torch._C._len_torch_function_stack() > depth:
+        torch._C._pop_torch_function_stack()
+    linearization._ACTIVE.mode = None
 
 
 def busy_model():
@@ -148,7 +159,7 @@ def test_a_frozen_and_an_old_style_normed_model_can_be_copied():
     assert twin is not model
     assert twin[2].weight is model[2].weight
     with untouched(model):
-        assert kept(synflow.prune(model, torch.zeros(1, 3), compression=2)) == 8
+        assert kept(synflow.prune(model, torch.zeros(1, 3), compression=2)) == 3
 
 
 def test_a_model_that_cannot_be_copied_is_named():

@@ -31,8 +31,16 @@ def test_the_default_takes_the_weights_of_layers_and_nothing_else():
         "linear.weight", "bilinear.weight", "conv.0.weight", "conv.1.weight", "conv.2.weight", "conv.3.weight",
         "attention.in_proj_weight", "attention.out_proj.weight", "cross.q_proj_weight", "cross.k_proj_weight",
         "cross.v_proj_weight", "cross.out_proj.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_hr_l0",
-        "cell.weight_ih", "cell.weight_hh", "normed.parametrizations.weight.original1",
+        "cell.weight_ih", "cell.weight_hh",
     }  # fmt: skip
+
+
+def test_normed_weights():
+    """A row of a weight-normed layer cannot be all zero, so it stays dense; spectral norm divides by one number."""
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2)), nn.utils.spectral_norm(nn.Linear(2, 2)))
+    model.append(parametrizations.spectral_norm(nn.Linear(2, 2)))
+    assert list(prunable(model)) == ["1.weight_orig", "2.parametrizations.weight.original"]
+    assert list(prunable(model, select="0")) == [f"0.parametrizations.weight.original{i}" for i in (0, 1)]
 
 
 def test_order_is_that_of_the_model():

@@ -1,0 +1,289 @@
+"""Removing weights so that a path survives: the union bound, splitting, single removals, and how far it can go."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import reference
+import synflow
+from blocks import Add
+from checks import Function, arrays, kept, mlp
+from strategies import networks
+from synflow.connectivity import connected, fewest_weights
+from synflow.guard import StuckError, remove
+from synflow.measurement import measure
+from synflow.network import open_network
+
+
+def everything(network):
+    return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+
+
+def lost(scores, masks):
+    return sum(float(scores[name][~mask].double().sum()) for name, mask in masks.items())
+
+
+@given(
+    networks(kinds=("mlp", "conv", "residual", "concat", "grouped"), dtype=torch.float64), st.floats(0, 1), st.data()
+)
+def test_the_union_bound_holds(network, share, data):
+    """R(after) >= R - sum of S, for any set of weights, where no divisor moves."""
+    opened = open_network(network.model, network.example)
+    if any(isinstance(m, nn.LayerNorm | nn.GroupNorm) for m in network.model.modules()):
+        return  # their divisors shrink with the flow; the next law holds them fixed
+    before = measure(opened, shifts=False)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    masks = {name: torch.rand(w.shape, generator=generator) >= share for name, w in opened.weights.items()}
+    after = measure(opened, masks, shifts=False)
+    bound = before.value - lost(before.scores, masks)
+    assert after.value * 2.0 ** (after.exponent - before.exponent) >= bound - 1e-9 * before.value
+
+
+@given(networks(), st.data())
+def test_a_set_lighter_than_the_flow_leaves_a_path_in_any_architecture(network, data):
+    """Divisors, softmax and gates included: random sets and the lightest set below R."""
+    opened = open_network(network.model, network.example)
+    before = measure(opened, shifts=False)
+    if before.value <= 0:
+        return
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    shuffle = data.draw(st.booleans())
+    order = [
+        (float(value) * (float(torch.rand((), generator=generator)) if shuffle else 1.0), name, at)
+        for name, score in before.scores.items()
+        for at, value in enumerate(score.flatten())
+    ]
+    masks, total = everything(opened), 0.0
+    for _, name, at in sorted(order):
+        total += float(before.scores[name].view(-1)[at])
+        if total >= before.value * (1 - 1e-5):
+            break
+        masks[name].view(-1)[at] = False
+    assert connected(opened, masks)
+
+
+def test_the_bound_of_the_library_is_that_of_the_paths():
+    model = mlp(3, 3, 2, dtype=torch.float64)
+    weights = arrays(dict(model.named_parameters()))
+    terms = reference.mlp_terms(weights)
+    network = open_network(model, torch.zeros(1, 3))
+    found = measure(network)
+    keys = [(name, at) for name, weight in weights.items() for at in range(weight.size)]
+    for removed in itertools.combinations(keys, 3):
+        masks = everything(network)
+        for name, at in removed:
+            masks[name].view(-1)[at] = False
+        flow, after, bound = reference.union_bound(terms, weights, removed)
+        assert lost(found.scores, masks) / found.value == pytest.approx(bound / flow)
+        assert measure(network, masks).value / found.value == pytest.approx(after / flow)
+
+
+def chain():
+    """Scores by hand: one path of 0.9 R, one of 0.1 R, in a chain of two layers."""
+    model = mlp(1, 2, 1)
+    model[0].weight.data = torch.tensor([[9.0], [1.0]])
+    model[2].weight.data = torch.tensor([[1.0, 1.0]])
+    network = open_network(model, torch.zeros(1, 1))
+    return network, everything(network), measure(network)
+
+
+def masks_of(first, second):
+    return {"0.weight": torch.tensor(first).bool().view(2, 1), "2.weight": torch.tensor(second).bool().view(1, 2)}
+
+
+def test_a_step_below_the_flow_is_taken_whole():
+    network, ones, flow = chain()
+    wanted = masks_of([1, 0], [1, 0])
+    removal = remove(network, ones, wanted, flow, margin=0.5, always=False)
+    assert removal.complete
+    assert removal.pruned_fraction == pytest.approx(0.2)
+    assert all(torch.equal(removal.masks[n], wanted[n]) for n in wanted)
+
+
+def test_a_step_of_the_whole_flow_is_split_at_the_margin():
+    network, ones, flow = chain()
+    removal = remove(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.5, always=False)
+    assert not removal.complete
+    assert removal.pruned_fraction == pytest.approx(0.2)
+    assert all(torch.equal(removal.masks[n], m) for n, m in masks_of([1, 0], [1, 0]).items())
+    tight = remove(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.15, always=False)
+    assert tight.pruned_fraction == pytest.approx(0.1)
+    assert kept(tight.masks) == 3
+
+
+def test_with_always_the_margin_bounds_every_removal():
+    network, ones, flow = chain()
+    removal = remove(network, ones, masks_of([1, 0], [1, 0]), flow, margin=0.15, always=True)
+    assert not removal.complete
+    assert removal.pruned_fraction == pytest.approx(0.1)
+
+
+def test_where_the_margin_allows_nothing_one_weight_goes():
+    network, ones, flow = chain()
+    removal = remove(network, ones, masks_of([0, 0], [0, 1]), flow, margin=0.05, always=True)
+    assert kept(removal.masks) == 3
+    assert removal.pruned_fraction == pytest.approx(0.1)
+
+
+def test_weights_on_every_path_cannot_go():
+    network, _, _ = chain()
+    one = masks_of([1, 0], [1, 0])
+    flow = measure(network, one)
+    with pytest.raises(StuckError, match="2 weights are left and each lies on every path") as caught:
+        remove(network, one, masks_of([1, 0], [0, 0]), flow, margin=0.5, always=False)
+    assert caught.value.kept == 2
+
+
+def test_nothing_to_remove_is_complete():
+    network, ones, flow = chain()
+    removal = remove(network, ones, ones, flow, margin=0.5, always=True)
+    assert removal.complete
+    assert removal.pruned_fraction == 0
+
+
+def test_a_weight_used_twice_is_tested_exactly():
+    """It scores twice the flow of its paths, so the bound says nothing, yet it may go."""
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    network = open_network(nn.Sequential(layer, nn.ReLU(), layer), torch.zeros(1, 2))
+    masks = {"0.weight": torch.eye(2).bool()}
+    flow = measure(network, masks)
+    assert flow.scores["0.weight"][0, 0] == flow.value
+    removal = remove(
+        network, masks, {"0.weight": torch.tensor([[True, False], [False, False]])}, flow, margin=0.5, always=False
+    )
+    assert kept(removal.masks) == 1
+    assert connected(network, removal.masks)
+
+
+# Pruning as a whole
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_can_be_pruned_to_one_weight_per_layer(bias, seed):
+    torch.manual_seed(seed)
+    model, example = mlp(6, 9, 7, 8, 4, bias=bias), torch.zeros(1, 6)
+    assert synflow.max_compression(model, example) == (54 + 63 + 56 + 32) / 4
+    for options in (dict(schedule="certified"), dict(steps=3), dict(steps=1), dict(score="synflow_l2", steps=2)):
+        masks = synflow.prune(model, example, density=4 / 205, **options)
+        assert [int(mask.sum()) for mask in masks.values()] == [1] * 4
+        assert synflow.certify(model, masks, example).connected
+
+
+def test_biases_do_not_get_the_guard_stuck():
+    """Weights that only biases feed are idle and go first, so a chain is never stuck above one weight per layer."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    nn.init.normal_(model[3].running_mean)
+    example = torch.zeros(1, 4)
+    for keep in range(3, 12):
+        for score in ("synflow", "synflow_l2"):
+            steps = list(synflow.iterate(model, example, density=keep / 52, score=score, steps=6))
+            certificate = synflow.certify(model, steps[-1].masks, example)
+            assert (certificate.kept, certificate.connected) == (keep, True)
+            assert certificate.flow_log2 > certificate.flow_log2_before - 12
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "linear", "linear_density", "certified"])
+def test_every_compression_up_to_the_largest_leaves_a_path(schedule):
+    model, example = mlp(4, 6, 5, 3, bias=True), torch.zeros(1, 4)
+    size = 24 + 30 + 15
+    for keep in range(3, size, 4):
+        masks = synflow.prune(
+            model, example, density=keep / size, schedule=schedule, steps=None if schedule == "certified" else 3
+        )
+        certificate = synflow.certify(model, masks, example)
+        assert (certificate.kept, certificate.connected) == (keep, True)
+
+
+class Skipped(nn.Module):
+    """Three layers of which one path skips two."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 5), nn.Linear(4, 5)
+        nn.init.constant_(self.d.weight, 1e-4)
+
+    def forward(self, x):
+        return self.c(torch.relu(self.b(torch.relu(self.a(x))))) + self.d(x)
+
+
+def test_graphs_with_skips_reach_their_shortest_path_though_it_carries_little_flow():
+    model, example = Skipped(), torch.zeros(1, 4)
+    size = 24 + 36 + 30 + 20
+    assert synflow.max_compression(model, example) == size
+    for keep in (1, 2, 3, 5):
+        for options in (dict(schedule="certified"), dict(steps=5)):
+            masks = synflow.prune(model, example, density=keep / size, **options)
+            assert kept(masks) == keep
+            assert synflow.certify(model, masks, example).connected
+
+
+def test_iterate_gets_there_as_well():
+    """It yields its steps, so it cannot start again: it must not be led astray in the first place."""
+    model, example = Skipped(), torch.zeros(1, 4)
+    for schedule in ("certified", "exponential"):
+        *_, last = synflow.iterate(model, example, density=1 / 110, schedule=schedule, steps=None)
+        assert kept(last.masks) == 1
+        assert synflow.certify(model, last.masks, example).connected
+
+
+def test_a_network_with_a_path_that_has_no_weights_is_never_disconnected():
+    model = Add(mlp(3, 4, 3), nn.Identity())
+    masks = synflow.prune(model, torch.zeros(1, 3), density=1 / 24)
+    assert kept(masks) == 1
+    assert synflow.certify(model, masks, torch.zeros(1, 3)).connected
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks_reach_their_shortest_path(kind):
+    model = Function(
+        lambda self, x: self.head(self.layer(x)[0][:, -1]), layer=kind(3, 4, batch_first=True), head=nn.Linear(4, 2)
+    )
+    example = torch.zeros(1, 3, 3)
+    network = open_network(model, example)
+    fewest = fewest_weights(network)
+    assert fewest == {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 2}[kind]
+    for keep in (fewest, fewest + 2, 20):
+        masks = synflow.prune(model, example, density=keep / network.size, steps=5)
+        assert kept(masks) == keep
+        assert synflow.certify(model, masks, example).connected
+
+
+def test_a_module_called_again_and_again_reaches_the_largest_compression():
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(4, 2))
+    example = torch.zeros(1, 4)
+    largest = synflow.max_compression(model, example)
+    assert largest == 24 / 2
+    for options in (dict(schedule="certified"), dict(steps=5)):
+        masks = synflow.prune(model, example, compression=largest, **options)
+        assert kept(masks) == 2
+        assert synflow.certify(model, masks, example).connected
+
+
+@given(
+    networks(),
+    st.sampled_from(["certified", "exponential"]),
+    st.floats(0, 1),
+    st.sampled_from(["synflow", "synflow_l2"]),
+)
+def test_guarded_pruning_never_disconnects(network, schedule, at, score):
+    """At any compression up to the largest, in any architecture; what it refuses it refuses at the door."""
+    opened = open_network(network.model, network.example)
+    fewest = fewest_weights(opened, {n: w != 0 for n, w in opened.weights.items()})
+    if fewest is None or measure(opened, shifts=False).value <= 0:
+        return
+    keep = max(1, round(max(fewest, 1) * (opened.size / max(fewest, 1)) ** at))
+    options = dict(schedule=schedule, score=score, steps=None if schedule == "certified" else 3)
+    masks = synflow.prune(network.model, network.example, density=keep / opened.size, **options)
+    assert kept(masks) == keep
+    assert connected(opened, masks)
+    weights = {name: mask & (opened.weights[name] != 0) for name, mask in masks.items()}
+    assert math.isfinite(measure(opened, masks, shifts=False).log2) or not np.any([w.any() for w in weights.values()])
