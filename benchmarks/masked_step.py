@@ -5,7 +5,7 @@
 Steps of the two models alternate, so that whatever else the machine does hits both; ratios are those of the medians,
 of time on the clock and of processor time (which a busy machine disturbs less). Masks are random at density 0.1: the
 cost depends on the sizes of the weights alone. Memory is what the masks themselves take, and what a step has allocated
-at its peak.
+at its peak. The file has the times (clock, processor) of every step, to judge the noise by.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,7 @@ def peak(step: Callable[[], None]) -> int:
     return highest
 
 
-def measure(case: Case, steps: int, warm_up: int) -> dict[str, float]:
+def measure(case: Case, steps: int, warm_up: int) -> dict[str, Any]:
     masked = copy.deepcopy(case.model)
     masks = {name: torch.rand_like(p) < 0.1 for name, p in masked.named_parameters() if p.dim() > 1}
     attach(masked, masks)
@@ -99,6 +99,8 @@ def measure(case: Case, steps: int, warm_up: int) -> dict[str, float]:
         "masked_seconds": now,
         "ratio": now / dense,
         "processor_ratio": now_busy / dense_busy,
+        "dense_steps": times["dense"],
+        "masked_steps": times["masked"],
         "weights": sum(mask.numel() for mask in masks.values()),
         "mask_megabytes": sum(mask.numel() for mask in attached(masked).values()) / 1e6,
         "dense_peak_megabytes": peak(steppers["dense"]) / 1e6,
