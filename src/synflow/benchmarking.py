@@ -1,0 +1,254 @@
+"""Dense, masked and compact side by side: time, memory, operations and size, measured in turns so that noise hits all.
+
+Training steps run with the masks attached, inference with the masks baked in, as one would use them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
+
+from .benchmark_results import Benchmark, Size, Timing
+from .compaction import compact
+from .compaction.surgery import tensors
+from .compaction.tape import tensors_in
+from .errors import SynflowError, need
+from .masks import attach, bake
+from .memory import peak_memory
+from .network import arguments, move
+from .onnx_export import export_onnx, feeds, onnx_session
+
+__all__ = ["bench"]
+
+Run = Callable[[], object]
+SHORTEST = 0.005  # seconds that one measurement lasts at least
+
+
+def bench(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    *,
+    train_batches: Sequence[int] = (128,),
+    inference_batches: Sequence[int] = (1, 64),
+    repeats: int = 15,
+    warmup: int = 2,
+    loss: Callable[[Any], Tensor] | None = None,
+    channels_last: bool = False,
+    threads: int | None = None,
+    compile: bool = False,
+    onnx: bool = False,
+    openvino: bool = False,
+    small: nn.Module | None = None,
+    progress: bool = True,
+) -> Benchmark:
+    """Measure a model dense, masked and compact, in training steps and inference, at several batch sizes.
+
+    Each measurement is repeated, the variants taking turns, and given as median and quartiles. Batches are made of the
+    example, whose tensors must all have the batch as first dimension. `loss` maps the model's outputs to a number
+    (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch and onnxruntime.
+    `onnx` and `openvino` add inference from exported files. Pass `small` if the model is compacted already.
+    """
+    if repeats < 1:
+        raise SynflowError(f"repeats must be at least 1, got {repeats}")
+    with _threads(threads):
+        variants = _variants(model, masks, example, small, channels_last)
+        device = next(model.parameters()).device
+        inputs = {n: _batch(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
+        with tempfile.TemporaryDirectory() as folder:
+            files = {}
+            if onnx or openvino:
+                files = {name: export_onnx(m, example, Path(folder, f"{name}.onnx")) for name, m in variants.items()}
+            plans: list[tuple[str, int, dict[str, Run]]] = []
+            for size in train_batches:
+                stepped = {name: _training(m, inputs[size], loss, compile) for name, m in variants.items()}
+                plans.append(("training step", size, stepped))
+            for size in inference_batches:
+                plans.append(
+                    ("inference", size, {n: _inference(m, inputs[size], compile) for n, m in variants.items()})
+                )
+                if onnx:
+                    plans.append(("onnxruntime", size, {n: _runtime(f, inputs[size]) for n, f in files.items()}))
+                if openvino:
+                    plans.append(("openvino", size, {n: _openvino(f, inputs[size]) for n, f in files.items()}))
+            timings = list(_measure(plans, repeats, warmup, progress))
+            peaks = _peaks(plans, device)
+            sizes = {name: _size(name, m, example, files.get(name)) for name, m in variants.items()}
+        settings = {
+            "threads": torch.get_num_threads(), "device": str(device), "channels_last": channels_last,
+            "compile": compile, "repeats": repeats, "torch": str(torch.__version__),
+        }  # fmt: skip
+    return Benchmark(tuple(timings), tuple(sizes.values()), peaks, settings)
+
+
+def _variants(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, small: nn.Module | None, channels_last: bool
+) -> dict[str, nn.Module]:
+    dense = copy.deepcopy(model)
+    bake(dense)
+    masked = attach(copy.deepcopy(dense), masks)
+    tiny = compact(dense, example, masks) if small is None else copy.deepcopy(small)
+    variants: dict[str, nn.Module] = {"dense": dense, "masked": masked, "compact": tiny}
+    if channels_last:
+        for variant in variants.values():
+            variant.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return variants
+
+
+def _batch(example: Any, size: int, channels_last: bool) -> Any:
+    """The example repeated or cut to a batch of this size."""
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return leaf
+        times = -(-size // leaf.shape[0])
+        batch = leaf.repeat(times, *[1] * (leaf.dim() - 1))[:size]
+        if channels_last and batch.dim() == 4:
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        return batch
+
+    return pytree.tree_map(fill, example)
+
+
+def _mean_square(outputs: Any) -> Tensor:
+    terms = [t.float().square().mean() for t in tensors_in(outputs) if t.is_floating_point()]
+    return torch.stack(terms).sum()
+
+
+def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
+    twin = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
+    args, kwargs = arguments(inputs)
+    forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (loss or _mean_square)(forward(*args, **kwargs)).backward()
+        optimizer.step()
+
+    return step
+
+
+def _inference(model: nn.Module, inputs: Any, compiled: bool) -> Run:
+    twin = copy.deepcopy(model)
+    bake(twin)
+    twin.eval()
+    args, kwargs = arguments(inputs)
+    forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def _runtime(path: Path, inputs: Any) -> Run:
+    session = onnx_session(path, torch.get_num_threads())
+    given = feeds(session, inputs)
+    return lambda: session.run(None, given)
+
+
+def _openvino(path: Path, inputs: Any) -> Run:
+    library = need("openvino", extra="openvino")
+    compiled = library.Core().compile_model(
+        library.convert_model(path), "CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    )
+    given = [t.numpy() for t in pytree.tree_leaves(arguments(inputs)) if isinstance(t, Tensor)]
+    return lambda: compiled(given)
+
+
+def _measure(
+    plans: list[tuple[str, int, dict[str, Run]]], repeats: int, warmup: int, progress: bool
+) -> Iterator[Timing]:
+    total = sum(repeats * len(runs) for _, _, runs in plans)
+    with tqdm(total=total, desc="bench", disable=not progress, leave=False) as bar:
+        for task, size, runs in plans:
+            bar.set_postfix_str(f"{task}, batch {size}")
+            loops = {}
+            for name, run in runs.items():
+                for _ in range(warmup):
+                    run()
+                loops[name] = max(1, round(SHORTEST / max(_timed(run, 1), 1e-9)))
+            seconds: dict[str, list[float]] = {name: [] for name in runs}
+            for _ in range(repeats):
+                for name, run in runs.items():
+                    seconds[name].append(_timed(run, loops[name]))
+                    bar.update()
+            dense = statistics.median(seconds["dense"])
+            for name, values in seconds.items():
+                low, middle, high = _quartiles(values)
+                yield Timing(task, size, name, middle, low, high, dense / middle)
+
+
+def _timed(run: Run, loops: int) -> float:
+    _wait()
+    start = time.perf_counter()
+    for _ in range(loops):
+        run()
+    _wait()
+    return (time.perf_counter() - start) / loops
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _peaks(plans: list[tuple[str, int, dict[str, Run]]], device: torch.device) -> dict[str, dict[str, int]]:
+    """Bytes allocated at most, on top of the weights, at the largest batch of each task that torch runs."""
+    peaks: dict[str, dict[str, int]] = {}
+    for task in ("training step", "inference"):
+        runs = max(((size, runs) for kind, size, runs in plans if kind == task), key=lambda p: p[0], default=None)
+        if runs is not None:
+            peaks[task] = {name: peak_memory(run, device) for name, run in runs[1].items()}
+    return peaks
+
+
+def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
+    plain = copy.deepcopy(model)
+    bake(plain)
+    plain.eval()
+    args, kwargs = arguments(move(_batch(example, 1, False), next(plain.parameters()).device))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        plain(*args, **kwargs)
+    weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}
+    return Size(
+        name,
+        parameters=sum(p.numel() for p in plain.parameters()),
+        nonzero=sum(int(p.count_nonzero()) for p in plain.parameters()),
+        flops=counter.get_total_flops(),
+        file_bytes=len(save(weights)),
+        onnx_bytes=None if file is None else file.stat().st_size,
+    )
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
