@@ -124,7 +124,6 @@ POOLED = torch.tensor([[[[1.0, 9.0], [3.0, 4.0]]]])
         lambda x: torch.maximum(x[..., 0], x[..., 1]), lambda x: torch.max(x[..., 0], x[..., 1]),
         lambda x: x.max(), nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(1, ceil_mode=True),
     ],
-    ids=str,
 )  # fmt: skip
 def test_any_entry_may_be_the_largest(pool):
     """Whichever weight is kept, its flow passes the maximum, though the measured flow passes only the largest."""

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
 from .measurement import cast_rest
+from .modes import plain_tensors
 from .network import Network, isolated, restoring
 
 Weights = Mapping[str, Tensor]
@@ -49,13 +50,14 @@ def hessian_products(
     return total
 
 
+@plain_tensors
 def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights) -> dict[str, Tensor]:
     """Synaptic saliency dR/dw * w of any scalar objective of the weights.
 
     >>> saliency(lambda w: (w["a"] * w["b"]).sum(), {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
     {'a': tensor([6.]), 'b': tensor([6.])}
     """
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
         value = objective(leaves)
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -67,7 +69,7 @@ def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights)
     }
 
 
-@torch.inference_mode(False)
+@plain_tensors
 def masked_weights(network: Network, masks: Weights | None) -> dict[str, Tensor]:
     """The weights as the pruned network sees them, in at least single precision."""
     result = {}

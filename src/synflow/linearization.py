@@ -196,11 +196,15 @@ class LinearizationMode(SafeMode):
         name = ALIASES.get(name, name)
         rule = _USER_RULES.get(name) or RULES.get(name)
         # Flow passes a frozen part of a model too: what `no_grad` there hides from training is still a path.
-        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients):
+        before = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(self.gradients)
             if rule is not None:
                 return self._apply(rule, name, func, args, kwargs)
             if name.endswith("_") and not name.endswith("__"):
                 return self._in_place(name, args, kwargs)
+        finally:
+            torch._C._set_grad_enabled(before)
         raise NoRuleError(self._no_rule(name, func))
 
     def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:

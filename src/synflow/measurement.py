@@ -18,6 +18,7 @@ from . import rules  # noqa: F401  (fills the table of rules)
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
 from .linearization import Arithmetic, LinearizationMode, collected
+from .modes import plain_tensors
 from .network import Network, isolated, restoring
 
 
@@ -41,7 +42,7 @@ class Measurement:
         return math.log2(self.value) + self.exponent if self.value > 0 else -math.inf
 
 
-@torch.inference_mode(False)
+@plain_tensors
 @restoring
 def measure(
     network: Network,
@@ -99,7 +100,7 @@ def measure(
     )
 
 
-@torch.inference_mode(False)
+@plain_tensors
 def absolute(
     network: Network, masks: Mapping[str, Tensor] | None, power: int = 1, notes: dict[str, None] | None = None
 ) -> dict[str, Tensor]:

@@ -1,12 +1,30 @@
-"""A torch function mode that an interrupt cannot leave behind."""
+"""Modes of torch, entered so that an interrupt cannot leave them behind."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def plain_tensors(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function outside of inference mode, whose tensors autograd refuses; elsewhere it runs as it is."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run
 
 
 class SafeMode(TorchFunctionMode):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
-from .modes import SafeMode, pop_modes
+from .modes import SafeMode, plain_tensors, pop_modes
 from .selection import Select, check_finite, prunable, slots
 
 Loss = Callable[[Any, Any], Tensor]
@@ -90,7 +90,7 @@ class Network:
             return self.model(*args, **kwargs)
 
 
-@torch.inference_mode(False)
+@plain_tensors
 def open_network(
     model: nn.Module,
     example: Any,
@@ -171,7 +171,8 @@ def isolated(seed: int, device: torch.device) -> Any:
     """Gradients on, autocast off, random numbers from the seed; the caller's modes and RNG come back afterwards."""
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=devices))

@@ -16,6 +16,7 @@ from .connectivity import fewest_kept, shortest_path, single_length
 from .errors import SynflowError, choose
 from .linearization import NoRuleError
 from .masks import attached, fingerprint
+from .modes import plain_tensors
 from .network import Batch, Loss, Network, open_network
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scores import DEFAULT_STEPS, FLOW_POWER, SCORES, Score
@@ -159,7 +160,7 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
         )
 
 
-@torch.inference_mode(False)
+@plain_tensors
 def checked_masks(masks: Mapping[str, Tensor] | None, network: Network) -> dict[str, Tensor]:
     """Masks for every prunable weight: all ones by default, the given ones if they fit."""
     full = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
