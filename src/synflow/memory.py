@@ -26,10 +26,11 @@ def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -
         before = torch.cuda.memory_allocated(device)
         run()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
+        peak: int = torch.cuda.max_memory_allocated(device)
+        return peak - before
     with _Watch() as watch:
         run()
-    return watch.peak
+    return int(watch.peak)
 
 
 class _Watch(TorchDispatchMode):

@@ -39,6 +39,8 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
                 break
             split[rest[0]], whole = c.units.split(whole, rest[0], rest[1:])
             rest = rest[1:]
+            if whole is not None and step.module not in c.flexible:
+                c.units.columns.append(whole)
     result: Axes = []
     for places in made_after:
         joined: Tensor | None = None

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .coupling import Coupling
+from .liveness import FACTORIES
+from .movement import PARTS, VIEWS
 from .record import Stayed
 from .surgery import Indices
 from .units import Units
@@ -15,6 +17,7 @@ from .units import Units
 __all__ = ["POLICIES", "families", "kept_indices", "remembered_sizes", "stayed"]
 
 _PLAIN = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase, nn.PReLU)
+_SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
 # A number that a module remembers may be the old size of two things of which only one has changed (two heads of two
 # channels). Which is meant can only be told by its name, or by trying.
 POLICIES = (re.compile(r"head(s)?$|group(s)?$"), re.compile(""), re.compile(r"$^"))
@@ -56,14 +59,12 @@ def remembered_sizes(
 ) -> dict[str, dict[str, int]]:
     """Sizes that modules use in reshaping, such as the number of heads, where the size has changed.
 
-    An attribute is a size if it equals that of a dimension seen in the module. Where sizes of one number changed
-    differently, only attributes whose name fits the policy are set.
+    An attribute is a size if it equals that of a dimension of something the module reshapes, cuts or makes. Where sizes
+    of one number changed differently, only attributes whose name fits the policy are set.
     """
     sizes: dict[str, dict[int, set[int]]] = {}
     for step in coupling.tape.steps:
-        for number in (*step.inputs, *step.outputs):
-            if number in coupling.tape.leaves:
-                continue
+        for number in step.outputs if step.name in _SIZED else ():
             for dim, ids in enumerate(coupling.axes.get(number, [])):
                 if ids is not None:
                     sizes.setdefault(step.module, {}).setdefault(ids.shape[dim], set()).add(_size(ids, dim, gone))

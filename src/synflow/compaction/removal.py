@@ -20,11 +20,11 @@ __all__ = ["choose_units", "gone_plane"]
 
 
 def choose_units(
-    coupling: Coupling, alive: Mapping[int, Tensor], frozen: set[int] | None = None
+    coupling: Coupling, alive: Mapping[int, Tensor], frozen: Mapping[int, str] | None = None
 ) -> tuple[Tensor, Tensor]:
     """For each unit: does it go, and is it dead, that is, does nothing that stays read it?
 
-    `frozen` are further units that must stay.
+    `frozen` are further units that must stay, with the reason.
     """
     units = coupling.units
     root = units.roots(torch.arange(len(units.parent)))
@@ -39,7 +39,7 @@ def choose_units(
     for unit in (*units.reasons, *(frozen or ())):
         free[units.find(unit)] = False
     gone = free.clone()
-    units.asides.clear()
+    units.asides = {units.find(unit): reason for unit, reason in (frozen or {}).items()}
     while True:
         before = int(gone.sum())
         _notice(coupling, alive, root, gone)

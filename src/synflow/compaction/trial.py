@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
@@ -27,63 +29,74 @@ class Trial:
     """One model under compaction: what was found out about it, and attempts at cutting it."""
 
     def __init__(self, masked: nn.Module, masks: Mapping[str, Tensor], example: Any) -> None:
-        self.reference = double(copy.deepcopy(masked))
         self.masks = {name: mask.cpu() for name, mask in masks.items()}
-        self.example = example
         self.notes: list[str] = []
         self.modes: tuple[str, ...] = ("eval", "train")
         self.failure: Exception | None = None
         self.policy = POLICIES[0]
-        work = copy.deepcopy(self.reference)
-        attentions = {}
-        for path, module in work.named_modules():
-            if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
-                attentions[path] = CompactAttention.convert(module)
-        self.tape = self.record(work)
-        self.coupling = couple(self.tape, frozenset(attentions))
+        self.tape, flexible = self.record(masked, example)
+        self.coupling = couple(self.tape, flexible)
         self.alive = liveness(self.tape, tensors(self.reference), self.masks)
 
-    def record(self, work: nn.Module) -> Tape:
-        """Run the model in both modes, on a short batch if it takes one."""
-        tape = Tape()
-        self.example = shortened(work, self.example)
+    def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
+        """Run the model in both modes: in double precision and on a short batch, if it takes that."""
+        problem: Exception | None = None
+        for dtype, self.example in product((torch.float64, torch.float32), (*shortened(example), example)):
+            self.reference = double(copy.deepcopy(masked), dtype)
+            work = copy.deepcopy(self.reference)
+            flexible = _open_attentions(work)
+            tape = Tape()
+            try:
+                _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
+            except Exception as cause:
+                problem = problem or cause
+                continue
+            if dtype is torch.float32:
+                self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
+            self.train(work, tape, dtype)
+            return tape.used(), flexible
+        assert problem is not None
+        raise problem
+
+    def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> None:
         self.training_example = self.example
-        inputs = inputs_like(self.example, None)
-        with recording(work, tape, training=False):
-            mark_outputs(tape, run(work, inputs, False))
         for repeat in (1, 2):  # batch norm can't be trained on a single value
-            twice = inputs_like(self.example, None, repeat)
+            inputs = inputs_like(self.example, None, repeat, dtype)
             before = tape.length()
             try:
-                with recording(work, tape, training=True):
-                    mark_outputs(tape, run(work, twice, True))
+                _run(work, tape, inputs, training=True)
             except Exception as cause:
                 tape.cut_back(before)
                 problem = cause
             else:
-                self.training_example = twice
-                return tape.used()
+                self.training_example = inputs
+                return
         self.modes = ("eval",)
         self.notes.append(f"train mode does not run on the example, so only eval mode was looked at: {problem}")
-        return tape.used()
 
     def solve(self) -> Compaction:
-        """The best plan that passes the check; parts of it that fail are left out and noted."""
-        plan = self.attempt(frozenset())
-        if plan is None:
-            plan = self.search()
-        return plan
+        """The best plan that passes the check; parts of it that fail are left out, and the reason noted."""
+        plan = self.attempt({})
+        if plan is not None:
+            return plan
+        whole_heads = {
+            unit: "heads have one size for all in this code, so they go as a whole or not at all"
+            for ids in self.coupling.units.columns for unit in ids.unique().tolist()
+        }  # fmt: skip
+        if whole_heads:
+            plan = self.attempt(whole_heads)
+        return plan or self.search(whole_heads)
 
-    def search(self) -> Compaction:
+    def search(self, fixed: Mapping[int, str]) -> Compaction:
         """Leave out the families of units that make the check fail."""
-        first = self.failure
-        gone, _ = choose_units(self.coupling, self.alive)
+        reason = f"without it the model fails the check: {self.failure}"
+        gone, _ = choose_units(self.coupling, self.alive, fixed)
         groups = families(self.coupling)
         going = sorted({family for family, members in groups.items() if bool(gone[members].any())})
 
-        def frozen(accepted: Iterable[int]) -> frozenset[int]:
+        def frozen(accepted: Iterable[int]) -> dict[int, str]:
             left_out = set(going) - set(accepted)
-            return frozenset(u for family in left_out for u in groups[family])
+            return {**fixed, **{unit: reason for family in left_out for unit in groups[family]}}
 
         def grow(accepted: list[int], candidates: list[int], quick: bool) -> list[int]:
             if self.attempt(frozen([*accepted, *candidates]), quick) is not None:
@@ -101,12 +114,11 @@ class Trial:
         if plan is None:
             raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
         left = len(going) - len(accepted)
-        note = f"{left} of {len(going)} families of units stay, since without them the model fails the check: {first}"
-        return replace(plan, notes=(*plan.notes, note))
+        return replace(plan, notes=(*plan.notes, f"{left} of {len(going)} groups of units had to stay: {reason}"))
 
-    def attempt(self, frozen: frozenset[int], quick: bool = False) -> Compaction | None:
+    def attempt(self, frozen: Mapping[int, str], quick: bool = False) -> Compaction | None:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
-        gone, dead = choose_units(self.coupling, self.alive, set(frozen))
+        gone, dead = choose_units(self.coupling, self.alive, frozen)
         kept, shapes = kept_indices(self.coupling, gone)
         tried: list[Any] = []
         for policy in (self.policy, *POLICIES):
@@ -138,7 +150,7 @@ class Trial:
         for seed, training in runs:
             if training and "train" not in self.modes:
                 continue
-            inputs = inputs_like(self.training_example if training else self.example, seed)
+            inputs = inputs_like(self.training_example if training else self.example, seed, 1, self.dtype)
             pair = (self.reference, small)
             if training:  # which writes to running statistics
                 pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
@@ -150,3 +162,22 @@ class Trial:
                 mode = "train" if training else "eval"
                 raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
         return worst
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.reference.parameters()), torch.float64)
+
+
+def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> None:
+    with recording(work, tape, training):
+        mark_outputs(tape, run(work, inputs, training))
+
+
+def _open_attentions(model: nn.Module) -> frozenset[str]:
+    """Have every attention do its work in operations that can be followed; the paths of those modules."""
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
+            CompactAttention.convert(module)
+            found.append(path)
+    return frozenset(found)

@@ -45,7 +45,7 @@ class Units:
     `reasons`: why a unit may never go; `asides`: why one that is dead stays for once.
     `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
     (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
-    `children`: row and column of a whole.
+    `children`: row and column of a whole; `columns`: those of dimensions that the model's own code reshapes.
     `counts`: (matrix, rows): as many units must go in each line of the matrix; lines whose row unit goes don't count.
     """
 
@@ -54,6 +54,7 @@ class Units:
     asides: dict[int, str] = field(default_factory=dict)
     joints: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     counts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    columns: list[Tensor] = field(default_factory=list)
     children: dict[int, tuple[int, int]] = field(default_factory=dict)
     _wholes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 

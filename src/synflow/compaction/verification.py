@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,8 +19,10 @@ from .tape import tensors_in
 
 __all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run", "shortened"]
 
-TOLERANCE = 1e-10
-GRADIENT_TOLERANCE = 1e-7
+# How far outputs and gradients may differ, relative to their size. Double precision is the rule; single is for models
+# with operations that have no other.
+TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
+SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
 _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
@@ -35,27 +38,31 @@ class DifferenceError(Exception):
 class _Exactly(TorchFunctionMode):
     """Everything in double precision, nothing dropped out."""
 
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.dtype = dtype
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func in _CASTS:
-            return args[0].double()
+            return args[0].to(self.dtype)
         for name in ("dropout_p",):
             if name in kwargs:
                 kwargs[name] = 0.0
         if func is F.scaled_dot_product_attention and len(args) > 4:
             args = (*args[:4], 0.0, *args[5:])
-        args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _NARROW else a for a in args)
+        args = tuple(self.dtype if isinstance(a, torch.dtype) and a in _NARROW else a for a in args)
         kwargs = {
-            k: torch.float64 if isinstance(v, torch.dtype) and v in _NARROW else v for k, v in kwargs.items()
+            k: self.dtype if isinstance(v, torch.dtype) and v in _NARROW else v for k, v in kwargs.items()
         }  # fmt: skip
         return func(*args, **kwargs)
 
 
-def double(model: nn.Module) -> nn.Module:
+def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Bring a copy into the form in which models are compared: double precision, on the CPU, without dropout."""
-    model = model.to(device="cpu", dtype=torch.float64)
+    model = model.to(device="cpu", dtype=dtype)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -64,7 +71,7 @@ def double(model: nn.Module) -> nn.Module:
     return model
 
 
-def inputs_like(example: Any, seed: int | None, repeat: int = 1) -> Any:
+def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype = torch.float64) -> Any:
     """The example, or random numbers of the same shape in place of its floating tensors, in double precision."""
     generator = torch.Generator().manual_seed(seed or 0)
 
@@ -77,25 +84,18 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1) -> Any:
         if not leaf.is_floating_point():
             return leaf
         if seed is None:
-            return leaf.double()
-        return torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+            return leaf.to(dtype)
+        return torch.randn(leaf.shape, generator=generator, dtype=dtype)
 
     return pytree.tree_map(convert, _plain(example))
 
 
-def shortened(model: nn.Module, example: Any) -> Any:
-    """The first two of a batch, if all tensors have the same length and the model takes them; they tell as much."""
-    found = tensors_in(example)
-    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in found}
+def shortened(example: Any) -> list[Any]:
+    """The first two of a batch, which tell as much as all of it, if all tensors have the same length."""
+    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(example)}
     if len(lengths) != 1 or lengths.pop() <= 2:
-        return example
-    short = pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))
-    try:
-        with torch.no_grad():
-            run(model, inputs_like(short, None), False)
-    except Exception:
-        return example
-    return short
+        return []
+    return [pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))]
 
 
 def _plain(example: Any) -> Any:
@@ -103,8 +103,8 @@ def _plain(example: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly():
+def _quiet(seed: int, dtype: torch.dtype) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly(dtype):
         torch.default_generator.manual_seed(seed)
         yield
 
@@ -113,7 +113,8 @@ def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:
     """Call a model in one of the two modes, with random numbers of its own."""
     args, kwargs = arguments(inputs)
     model.train(training)
-    with _quiet(seed):
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
+    with _quiet(seed, dtype):
         return model(*args, **kwargs)
 
 
@@ -130,8 +131,8 @@ def compare(
     In train mode running statistics are compared too, and the gradients of every surviving weight; what was removed
     must have none.
     """
-    reference.zero_grad()
-    compact.zero_grad()
+    tolerance, gradient_tolerance = TOLERANCES[next(reference.parameters()).dtype]
+    statistics = {name: buffer.clone() for name, buffer in reference.named_buffers()}
     with torch.set_grad_enabled(training):
         expected = tensors_in(run(reference, inputs, training))
         got = tensors_in(run(compact, inputs, training))
@@ -139,38 +140,63 @@ def compare(
         raise DifferenceError(f"{len(expected)} outputs became {len(got)}")
     worst = 0.0
     for place, (a, b) in enumerate(zip(expected, got, strict=True)):
-        worst = max(worst, _close(f"output {place}", a, b, TOLERANCE))
+        worst = max(worst, _close(f"output {place}", a, b, tolerance))
+    if not training:
+        return worst
     part = tensors(compact)
-    if training:
-        for name, buffer in reference.named_buffers():
-            _close(name, cut(buffer, kept.get(name, {})), part[name], TOLERANCE)
-        _backward(expected)
-        _backward(got)
-        for name, weight in reference.named_parameters():
-            mask = masks.get(name)
-            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            if mask is not None:
-                gradient = gradient * mask
-            own = part[name].grad
-            survived = cut(gradient, kept.get(name, {}))
-            small = torch.zeros_like(survived) if own is None else own
-            if mask is not None:
-                small = small * cut(mask, kept.get(name, {}))
-            _close(f"the gradient of {name}", survived, small, GRADIENT_TOLERANCE)
-            if int(gradient.count_nonzero()) != int(survived.count_nonzero()):
-                raise DifferenceError(f"removed weights of {name} have gradients, so they would come alive in training")
+    for name, buffer in reference.named_buffers():
+        _close(name, cut(buffer, kept.get(name, {})), part[name], tolerance)
+    wobble: float | None = None
+    wholes, parts = _gradients(reference, expected, masks), _gradients(compact, got, {})
+    for name, gradient in wholes.items():
+        survived = cut(gradient, kept.get(name, {}))
+        if int(gradient.count_nonzero()) != int(survived.count_nonzero()):
+            raise DifferenceError(f"removed weights of {name} have gradients, so they would come alive in training")
+        own = parts[name] * cut(masks[name], kept.get(name, {})) if name in masks else parts[name]
+        try:
+            _close(f"the gradient of {name}", survived, own, gradient_tolerance)
+        except DifferenceError:
+            if wobble is None:  # where gradients are mere rounding errors, they differ and need not agree
+                wobble = _wobble(reference, statistics, inputs, masks, wholes)
+            if float((survived - own).abs().max()) > 1e3 * wobble:
+                raise
     return worst
 
 
-def _backward(outputs: list[Tensor]) -> None:
+def _gradients(model: nn.Module, outputs: list[Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of a random sum of the outputs with respect to every weight, zero where pruned."""
     generator = torch.Generator().manual_seed(1)
-    total = torch.zeros((), dtype=torch.float64)
-    for output in outputs:
-        if output.requires_grad:
-            direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-            total = total + (output.double() * direction).sum()
-    if total.requires_grad:
-        total.backward()
+    directions = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
+    terms = [(o.double() * d).sum() for o, d in zip(outputs, directions, strict=True) if o.requires_grad]
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    found: tuple[Tensor | None, ...] = (None,) * len(weights)
+    if terms and weights:
+        found = torch.autograd.grad(torch.stack(terms).sum(), list(weights.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(weight) if gradient is None else gradient * masks[name] if name in masks else gradient
+        for (name, weight), gradient in zip(weights.items(), found, strict=True)
+    }
+
+
+def _wobble(
+    reference: nn.Module, statistics: Mapping[str, Tensor], inputs: Any, masks: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+) -> float:  # fmt: skip
+    """How much gradients change when all weights change by about their last bit.
+
+    In a network whose activations are constant, norms blow rounding errors up to any size.
+    """
+    shaken = copy.deepcopy(reference)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, buffer in shaken.named_buffers():
+            buffer.copy_(statistics[name])
+        for weight in shaken.parameters():
+            last_bit = torch.finfo(weight.dtype).eps * torch.randn(weight.shape, generator=generator).to(weight)
+            weight.mul_(1 + last_bit)
+    with torch.enable_grad():
+        others = _gradients(shaken, tensors_in(run(shaken, inputs, True)), masks)
+    return max(float((others[name] - gradient).abs().max()) for name, gradient in gradients.items())
 
 
 def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
@@ -190,7 +216,7 @@ def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
 
 
 def _gap(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
-    scale = max(1.0, float(expected.abs().max()))
+    scale = max(SMALLEST, float(expected.abs().max()))
     error = float((expected - got).abs().max()) / scale
     if error > tolerance:
         raise DifferenceError(f"{what} differs by {error:.1e} of its size")
@@ -226,7 +252,7 @@ def first_difference(
                     break
         if a.shape == b.shape:
             try:
-                _close(path, a, b, TOLERANCE)
+                _close(path, a, b, TOLERANCES[a.dtype][0] if a.dtype in TOLERANCES else 0.0)
             except DifferenceError:
                 return str(path) or "the model itself"
     return "the model's own forward"
