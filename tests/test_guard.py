@@ -1,20 +1,15 @@
 """Removing weights so that a path survives: the union bound, splitting, single removals, and how far it can go."""
 
 import itertools
-import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import reference
 import synflow
 from blocks import Add
 from checks import Function, arrays, kept, mlp
-from strategies import networks
 from synflow.connectivity import connected, fewest_weights
 from synflow.guard import StuckError, remove
 from synflow.measurement import measure
@@ -27,45 +22,6 @@ def everything(network):
 
 def lost(scores, masks):
     return sum(float(scores[name][~mask].double().sum()) for name, mask in masks.items())
-
-
-@given(
-    networks(kinds=("mlp", "conv", "residual", "concat", "grouped"), dtype=torch.float64), st.floats(0, 1), st.data()
-)
-def test_the_union_bound_holds(network, share, data):
-    """R(after) >= R - sum of S, for any set of weights, where no divisor moves."""
-    opened = open_network(network.model, network.example)
-    if any(isinstance(m, nn.LayerNorm | nn.GroupNorm) for m in network.model.modules()):
-        return  # their divisors shrink with the flow; the next law holds them fixed
-    before = measure(opened, shifts=False)
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
-    masks = {name: torch.rand(w.shape, generator=generator) >= share for name, w in opened.weights.items()}
-    after = measure(opened, masks, shifts=False)
-    bound = before.value - lost(before.scores, masks)
-    assert after.value * 2.0 ** (after.exponent - before.exponent) >= bound - 1e-9 * before.value
-
-
-@given(networks(), st.data())
-def test_a_set_lighter_than_the_flow_leaves_a_path_in_any_architecture(network, data):
-    """Divisors, softmax and gates included: random sets and the lightest set below R."""
-    opened = open_network(network.model, network.example)
-    before = measure(opened, shifts=False)
-    if before.value <= 0:
-        return
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
-    shuffle = data.draw(st.booleans())
-    order = [
-        (float(value) * (float(torch.rand((), generator=generator)) if shuffle else 1.0), name, at)
-        for name, score in before.scores.items()
-        for at, value in enumerate(score.flatten())
-    ]
-    masks, total = everything(opened), 0.0
-    for _, name, at in sorted(order):
-        total += float(before.scores[name].view(-1)[at])
-        if total >= before.value * (1 - 1e-5):
-            break
-        masks[name].view(-1)[at] = False
-    assert connected(opened, masks)
 
 
 def test_the_bound_of_the_library_is_that_of_the_paths():
@@ -266,24 +222,3 @@ def test_a_module_called_again_and_again_reaches_the_largest_compression():
         masks = synflow.prune(model, example, compression=largest, **options)
         assert kept(masks) == 2
         assert synflow.certify(model, masks, example).connected
-
-
-@given(
-    networks(),
-    st.sampled_from(["certified", "exponential"]),
-    st.floats(0, 1),
-    st.sampled_from(["synflow", "synflow_l2"]),
-)
-def test_guarded_pruning_never_disconnects(network, schedule, at, score):
-    """At any compression up to the largest, in any architecture; what it refuses it refuses at the door."""
-    opened = open_network(network.model, network.example)
-    fewest = fewest_weights(opened, {n: w != 0 for n, w in opened.weights.items()})
-    if fewest is None or measure(opened, shifts=False).value <= 0:
-        return
-    keep = max(1, round(max(fewest, 1) * (opened.size / max(fewest, 1)) ** at))
-    options = dict(schedule=schedule, score=score, steps=None if schedule == "certified" else 3)
-    masks = synflow.prune(network.model, network.example, density=keep / opened.size, **options)
-    assert kept(masks) == keep
-    assert connected(opened, masks)
-    weights = {name: mask & (opened.weights[name] != 0) for name, mask in masks.items()}
-    assert math.isfinite(measure(opened, masks, shifts=False).log2) or not np.any([w.any() for w in weights.values()])
