@@ -21,7 +21,7 @@ from .streams import count, lightest, total_score
 
 # Scores are sums of many rounded terms: a bound met by less than this share is not relied on.
 ROUNDING = 1e-5
-# A step that the bound would cut into more parts than this is tried in this many, each with a look for a path.
+# Where the bound would cut a step into more parts than this, the step is tried whole, then halved until a path is left.
 BOLD = 8
 
 
@@ -76,7 +76,7 @@ def remove(
         if not always and number < everything // BOLD:
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound timid. A path
             # that is found is as good a proof as one that is promised.
-            number, proved = everything // BOLD, False
+            number, proved = everything, False
     while number > 0:
         staying = keep_best(flow.scores, going, everything - number)
         gone = {name: going[name] & ~staying[name] for name in going}
