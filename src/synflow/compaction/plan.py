@@ -18,9 +18,15 @@ __all__ = ["POLICIES", "families", "kept_indices", "remembered_sizes", "stayed"]
 
 _PLAIN = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase, nn.PReLU)
 _SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
-# A number that a module remembers may be the old size of two things of which only one has changed (two heads of two
-# channels). Which is meant can only be told by its name, or by trying.
-POLICIES = (re.compile(r"head(s)?$|group(s)?$"), re.compile(""), re.compile(r"$^"))
+# Which numbers that a module remembers are sizes that have changed can only be told by their names, or by trying: a
+# table of 32 buckets is no width of 32, and of two heads of two channels perhaps only the heads have changed. A policy
+# says which names are taken for sizes, and which of them if sizes of one number have changed differently.
+_SIZE = r"head|dim|size|width|inner|embed|hidden|feature|channel|group|split|planes|^nf$|^n_|^[a-z]$"
+POLICIES = tuple(
+    (re.compile(sure), re.compile(doubtful))
+    for sure, doubtful in ((_SIZE, r"heads?$"), ("", r"heads?$"), (_SIZE, r"(head|group)s?$"), ("", ""), (_SIZE, "$^"))
+)
+Policy = tuple[re.Pattern[str], re.Pattern[str]]
 
 
 def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:
@@ -54,20 +60,19 @@ def _per_group(lines: list[list[int]]) -> Indices:
     return lines[0] if size == count else lines[::size]
 
 
-def remembered_sizes(
-    model: nn.Module, coupling: Coupling, gone: Tensor, policy: re.Pattern[str]
-) -> dict[str, dict[str, int]]:
+def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor, policy: Policy) -> dict[str, dict[str, int]]:
     """Sizes that modules use in reshaping, such as the number of heads, where the size has changed.
 
     An attribute is a size if it equals that of a dimension of something the module reshapes, cuts or makes. Where sizes
-    of one number changed differently, only attributes whose name fits the policy are set.
+    of one number have changed differently the attribute takes the smallest, if the policy lets it.
     """
     sizes: dict[str, dict[int, set[int]]] = {}
     for step in coupling.tape.steps:
         for number in step.outputs if step.name in _SIZED else ():
             for dim, ids in enumerate(coupling.axes.get(number, [])):
-                if ids is not None:
-                    sizes.setdefault(step.module, {}).setdefault(ids.shape[dim], set()).add(_size(ids, dim, gone))
+                size = coupling.tape.shapes[number][dim]
+                left = size if ids is None else _size(ids, dim, gone)
+                sizes.setdefault(step.module, {}).setdefault(size, set()).add(left)
     found: dict[str, dict[str, int]] = {}
     for path, changes in sizes.items():
         module = model.get_submodule(path)
@@ -76,7 +81,7 @@ def remembered_sizes(
         for name, value in vars(module).items():
             if type(value) is int and not name.startswith("_"):
                 new = changes.get(value, {value})
-                if new == {value} or (len(new) > 1 and not policy.search(name)):
+                if new == {value} or not policy[len(new) > 1].search(name):
                     continue
                 found.setdefault(path, {})[name] = min(new)
     return found
@@ -114,12 +119,13 @@ def families(coupling: Coupling) -> dict[int, list[int]]:
 
 
 def _why(units: Units, unit: int) -> str | None:
-    """Why a unit stays; that of a whole may be known of its column (in its head or group) or its row only."""
+    """Why a unit stays; a whole stays because both its row (head, group) and its column (place in it) do."""
     root = units.find(unit)
     reason = units.reasons.get(root) or units.asides.get(root)
     if reason is None:
-        row, column = units.children.get(unit) or units.children.get(root) or (None, None)
-        reason = next((why for part in (column, row) if part is not None and (why := _why(units, part))), None)
+        parts = units.children.get(unit) or units.children.get(root) or ()
+        reasons = [why for part in parts if (why := _why(units, part))]
+        reason = "; ".join(dict.fromkeys(reasons)) or None
     return reason
 
 
