@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -96,7 +97,7 @@ class Certificate:
                 "connected",
                 "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
             ),
-            ("empty layers", ", ".join(self.empty_layers) or "none"),
+            ("empty layers", _names(self.empty_layers)),
             ("on no path", f"{self.idle:,} kept weights (effective compression {_times(self.effective_compression)})"),
             ("flow", f"{_power(self.flow_log2_before)} before, {_power(self.flow_log2)} after"),
             ("conservation", _residuals(self)),
@@ -105,7 +106,12 @@ class Certificate:
         lines += [("note", note) for note in self.notes[:3]]
         if len(self.notes) > 3:
             lines.append(("note", f"and {len(self.notes) - 3} more of this kind"))
-        return "\n".join(["certificate", *(f"  {label:<13} {text}" for label, text in lines)])
+        indent = " " * 16
+        wrapped = (textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent=indent) for _, text in lines)
+        texts = ("\n".join(parts)[len(indent) :] for parts in wrapped)
+        return "\n".join(
+            ["certificate", *(f"  {label:<13} {text}" for (label, _), text in zip(lines, texts, strict=True))]
+        )
 
 
 def certify(
@@ -153,6 +159,13 @@ def certify(
         steps=tuple(step.record if hasattr(step, "record") else step for step in records),
         notes=after.notes,
     )
+
+
+def _names(names: tuple[str, ...], most: int = 5) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _times(value: float) -> str:
