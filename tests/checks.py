@@ -23,7 +23,6 @@ def snapshot(model):
             "grad": torch.is_grad_enabled(),
             "inference": torch.is_inference_mode_enabled(),
             "autocast": torch.is_autocast_enabled("cpu"),
-            "stack": torch._C._len_torch_function_stack(),
         },
     }
 

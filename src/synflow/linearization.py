@@ -184,6 +184,9 @@ class LinearizationMode(SafeMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not self.entered:
+            # An interrupt inside torch's bookkeeping can bring a mode back after it was left; then it does nothing.
+            return func(*args, **kwargs)
         if self.arithmetic.watched is not None:
             self._note_uses(func, args, kwargs)
         name = getattr(func, "__name__", "")

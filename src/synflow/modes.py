@@ -34,6 +34,11 @@ class SafeMode(TorchFunctionMode):
         super().__init__()
         self._depths: list[int] = []
 
+    @property
+    def entered(self) -> bool:
+        """Whether this mode is in force."""
+        return bool(self._depths)
+
     def __enter__(self) -> Any:
         self._depths.append(torch._C._len_torch_function_stack())
         super().__enter__()

@@ -152,6 +152,8 @@ class _Substitution(SafeMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not self.entered:
+            return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs or {}))
         return func(*args, **kwargs)
 
