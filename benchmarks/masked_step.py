@@ -2,10 +2,12 @@
 
     python benchmarks/masked_step.py --json masked_step.json
 
-Steps of the two models alternate, so that whatever else the machine does hits both; ratios are those of the medians,
-of time on the clock and of processor time (which a busy machine disturbs less). Masks are random at density 0.1: the
-cost depends on the sizes of the weights alone. Memory is what the masks themselves take, and what a step has allocated
-at its peak. The file has the times (clock, processor) of every step, to judge the noise by.
+Steps of the models take turns, so that whatever else the machine does hits them alike; ratios are those of the medians.
+A second dense model is the control: how far its ratio is from one is how much to trust the other. On a busy machine
+the ratio of processor times is the steadier one, and `extra`, the median difference of neighbouring steps, steadier
+still. Masks are random at density 0.1: the cost depends on the sizes of the weights alone, so it falls with the batch
+size. Memory is what the masks themselves take, and what a step has allocated at its peak. The file has the times
+(clock, processor) of every step.
 """
 
 import argparse
@@ -83,29 +85,44 @@ def peak(step: Callable[[], None]) -> int:
 def measure(case: Case, steps: int, warm_up: int) -> dict[str, Any]:
     masked = copy.deepcopy(case.model)
     masks = {name: torch.rand_like(p) < 0.1 for name, p in masked.named_parameters() if p.dim() > 1}
-    attach(masked, masks)
-    steppers = {"dense": stepper(case, case.model), "masked": stepper(case, masked)}
+    models = {"dense": case.model, "control": copy.deepcopy(case.model), "masked": attach(masked, masks)}
+    steppers = {name: stepper(case, model) for name, model in models.items()}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
+    order = list(steppers)
     for index in range(warm_up + steps):
-        for name in sorted(steppers, reverse=index % 2 == 1):
+        order.append(order.pop(0))
+        for name in order:
             start, busy = time.perf_counter(), time.process_time()
             steppers[name]()
             if index >= warm_up:
                 times[name].append((time.perf_counter() - start, time.process_time() - busy))
-    dense, now = (statistics.median(clock for clock, _ in times[name]) for name in ("dense", "masked"))
-    dense_busy, now_busy = (statistics.median(busy for _, busy in times[name]) for name in ("dense", "masked"))
+    clock = {name: statistics.median(pair[0] for pair in pairs) for name, pairs in times.items()}
+    busy = {name: statistics.median(pair[1] for pair in pairs) for name, pairs in times.items()}
     return {
-        "dense_seconds": dense,
-        "masked_seconds": now,
-        "ratio": now / dense,
-        "processor_ratio": now_busy / dense_busy,
-        "dense_steps": times["dense"],
-        "masked_steps": times["masked"],
-        "weights": sum(mask.numel() for mask in masks.values()),
+        "seconds": clock,
+        "ratio": clock["masked"] / clock["dense"],
+        "control_ratio": clock["control"] / clock["dense"],
+        "processor_ratio": busy["masked"] / busy["dense"],
+        "control_processor_ratio": busy["control"] / busy["dense"],
+        "extra_processor_seconds": statistics.median(
+            masked[1] - dense[1] for masked, dense in zip(times["masked"], times["dense"], strict=True)
+        ),
         "mask_megabytes": sum(mask.numel() for mask in attached(masked).values()) / 1e6,
         "dense_peak_megabytes": peak(steppers["dense"]) / 1e6,
         "masked_peak_megabytes": peak(steppers["masked"]) / 1e6,
+        "steps": times,
     }
+
+
+HEADER = f"{'':32}{'dense s':>9}{'ratio':>7}{'control':>9}{'cpu':>7}{'control':>9}{'extra s':>9}{'masks MB':>10}{'peak MB':>15}"
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    return (
+        f"{name:32}{row['seconds']['dense']:9.2f}{row['ratio']:7.3f}{row['control_ratio']:9.3f}"
+        f"{row['processor_ratio']:7.3f}{row['control_processor_ratio']:9.3f}{row['extra_processor_seconds']:9.3f}"
+        f"{row['mask_megabytes']:10.1f}{row['dense_peak_megabytes']:7.0f} ->{row['masked_peak_megabytes']:5.0f}"
+    )
 
 
 def main() -> None:
@@ -118,19 +135,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures = {}
-    print(
-        f"{'':34}{'dense s':>9}{'masked s':>10}{'ratio':>8}{'(cpu)':>8}{'masks MB':>10}{'peak MB':>9}{'-> masked':>10}"
-    )
+    print(HEADER)
     for name, make in CASES.items():
         if options.only in name:
             torch.manual_seed(0)
-            row = figures[name] = measure(make(), options.steps, options.warm_up)
-            print(
-                f"{name:34}{row['dense_seconds']:9.3f}{row['masked_seconds']:10.3f}{row['ratio']:8.3f}"
-                f"{row['processor_ratio']:8.3f}"
-                f"{row['mask_megabytes']:10.1f}{row['dense_peak_megabytes']:9.0f}{row['masked_peak_megabytes']:10.0f}",
-                flush=True,
-            )
+            figures[name] = measure(make(), options.steps, options.warm_up)
+            print(line(name, figures[name]), flush=True)
     if options.json:
         machine = {"torch": torch.__version__, "threads": options.threads, "machine": platform.machine()}
         options.json.write_text(json.dumps({"machine": machine, "steps": options.steps, "cases": figures}, indent=1))
