@@ -114,7 +114,8 @@ def measure(case: Case, steps: int, warm_up: int) -> dict[str, Any]:
     }
 
 
-HEADER = f"{'':32}{'dense s':>9}{'ratio':>7}{'control':>9}{'cpu':>7}{'control':>9}{'extra s':>9}{'masks MB':>10}{'peak MB':>15}"
+WIDTHS = {"dense s": 9, "ratio": 7, "control": 9, "cpu": 7, "control ": 9, "extra s": 9, "masks MB": 10, "peak MB": 15}
+HEADER = " " * 32 + "".join(f"{name.strip():>{width}}" for name, width in WIDTHS.items())
 
 
 def line(name: str, row: dict[str, Any]) -> str:
