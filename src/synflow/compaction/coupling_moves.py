@@ -37,9 +37,10 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
             if len(rest) == 1:
                 split[rest[0]] = shrunk(whole, rest[0])
                 break
-            split[rest[0]], whole = c.units.split(whole, rest[0], rest[1:])
+            row, whole = c.units.split(whole, rest[0], rest[1:])
+            split[rest[0]] = row
             rest = rest[1:]
-            if whole is not None and step.module not in c.flexible:
+            if row is not None and whole is not None and step.module not in c.flexible:
                 c.units.columns.append(whole)
     result: Axes = []
     for places in made_after:
@@ -53,8 +54,10 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
             if joined is None:
                 joined = ids
             else:
-                row, column = torch.broadcast_tensors(spread(ids, [place, *later], sizes), spread(joined, later, sizes))
-                joined = c.units.merge(row, column)
+                line, column = torch.broadcast_tensors(
+                    spread(ids, [place, *later], sizes), spread(joined, later, sizes)
+                )
+                joined = c.units.merge(line, column)
         result.append(None if joined is None else gather(spread(joined, places, sizes), sizes, made_after))
     return result
 
@@ -168,9 +171,10 @@ def index(c: Coupling, step: Step) -> None:
     """Rows picked by one table of numbers, as relative position biases are."""
     source, indices = c.of(step.inputs[0]), step.args["indices"]
     given = [d for d, table in enumerate(indices) if table is not None]
-    if len(given) != 1:
-        c.freeze_all(step.inputs, "there is no rule for indexing of this kind")
-        return
+    table = indices[given[0]] if len(given) == 1 else None
+    numbers = None if table is None else c.tape.constants.get(table.number)
+    if numbers is None or numbers.dtype == torch.bool:
+        raise NotImplementedError("indexing by several tables or by a mask")
     dim = given[0]
     c.freeze(step.inputs[0], [dim], "it is looked up by number")
     left = levelled(c, source, [dim])

@@ -13,8 +13,20 @@ from . import coupling_moves as moves
 from .contractions import CONTRACTIONS, contraction
 from .coupling import Coupling, beside, levelled
 from .coupling_products import convolution, matrix_product
-from .liveness import ALONG, BATCH_NORMS, ELEMENTWISE, FACTORIES, LIKE, POOLS, REDUCTIONS, batch_norm_parts, reduced
-from .movement import KEEPING, PARTS, PERMUTATIONS, VIEWS
+from .liveness import batch_norm_parts, reduced
+from .operations import (
+    ALONG,
+    BATCH_NORMS,
+    ELEMENTWISE,
+    FACTORIES,
+    KEEPING,
+    LIKE,
+    PARTS,
+    PERMUTATIONS,
+    POOLS,
+    REDUCTIONS,
+    VIEWS,
+)
 from .tape import Step, Tape
 from .units import Axes
 

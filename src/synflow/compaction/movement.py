@@ -14,22 +14,23 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .operations import KEEPING, LOOKUPS, PARTS, PERMUTATIONS, VIEWS
 from .tape import Ref, Step, Tape
 from .units import common_shape
 
 __all__ = [
-    "KEEPING", "MOVES", "PARTS", "PERMUTATIONS", "VIEWS", "factor", "gather", "lift", "move", "move_back",
-    "permutation", "reduce_to", "reshape", "stretches", "touched",
-]  # fmt: skip
+    "factor",
+    "gather",
+    "lift",
+    "move",
+    "move_back",
+    "permutation",
+    "reduce_to",
+    "reshape",
+    "stretches",
+    "touched",
+]
 
-VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten", "unflatten"}
-PERMUTATIONS = {"permute", "transpose", "t"}
-PARTS = {"slice", "select", "split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "unbind", "chunk"}
-OTHERS = {"roll", "flip", "repeat", "index_select", "index", "constant_pad_nd", "pixel_shuffle", "pixel_unshuffle",
-          "im2col", "unfold", "expand", "cat", "stack", "gather"}  # fmt: skip
-MOVES = VIEWS | PERMUTATIONS | PARTS | OTHERS
-
-KEEPING = {"roll", "flip", "index_select"}  # all dimensions stay where they are
 
 Plan = tuple[list[int], list[list[int]], list[list[int]]]
 
@@ -140,8 +141,12 @@ def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
         return [plane.permute(permutation(step, rank))]
     if step.name == "expand":
         return [plane.reshape([1] * (len(tape.shapes[step.outputs[0]]) - rank) + list(plane.shape))]
+    if step.name in LOOKUPS:
+        return [_looked_up(step, tape, plane)]
     if step.name in PARTS:
         dim, parts = step.args["dim"] % rank, stretches(step, tape)
+        if step.inputs[0] in tape.leaves and step.name == "slice":  # of a longer input it might be more
+            return [plane.any(dim, keepdim=True)]
         if parts is not None:
             cut = [plane if plane.shape[dim] == 1 else plane.narrow(dim, *part) for part in parts]
             return [c.select(dim, 0) for c in cut] if step.name in ("select", "unbind") else cut
@@ -154,7 +159,7 @@ def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
     if all(p.numel() == 1 for p in planes):
         same = torch.stack([p.reshape(()) for p in planes]).any()
         return [same.reshape([1] * len(tape.shapes[out])) for out in step.outputs]
-    return _rerun(step, tape, [p.expand(tape.shapes[n]) for p, n in zip(planes, step.inputs, strict=False)])
+    return _rerun(step, [p.expand(tape.shapes[n]) for p, n in zip(planes, step.inputs, strict=False)])
 
 
 def move_back(step: Step, tape: Tape, felt: Sequence[Tensor]) -> list[Tensor]:
@@ -168,8 +173,16 @@ def move_back(step: Step, tape: Tape, felt: Sequence[Tensor]) -> list[Tensor]:
         return [felt[0].permute([order.index(d) for d in range(rank)])]
     if step.name == "expand":
         return [reduce_to(felt[0], shape)]
+    if step.name in LOOKUPS:
+        looked = _looked_up_dims(step, rank)
+        plane = felt[0].reshape(-1).any().reshape([1] * rank)
+        if len(looked) == 1 and (new := felt[0].dim() - rank) >= 0:
+            plane = felt[0].flatten(looked[0], looked[0] + new).any(looked[0], keepdim=True)
+        return [plane]
     if step.name in PARTS and (parts := stretches(step, tape)) is not None:
         dim = step.args["dim"] % rank
+        if step.inputs[0] in tape.leaves and step.name == "slice":
+            return [felt[0].any(dim, keepdim=True)]
         back = [f.unsqueeze(dim) if step.name in ("select", "unbind") else f for f in felt]
         total = torch.zeros(common_shape(_without(back, dim, shape[dim])), dtype=torch.bool)
         for part, plane in zip(parts, back, strict=True):
@@ -187,11 +200,28 @@ def move_back(step: Step, tape: Tape, felt: Sequence[Tensor]) -> list[Tensor]:
         return [torch.ones([1] * len(s), dtype=torch.bool) for s in shapes]
     with torch.enable_grad():
         inputs = [torch.zeros(s, requires_grad=True) for s in shapes[: len(_moved(step))]]
-        outputs = _rerun(step, tape, inputs)
+        outputs = _rerun(step, inputs)
         full = [f.expand(o.shape).to(o.dtype) for f, o in zip(felt, outputs, strict=True)]
         gradients = torch.autograd.grad(outputs, inputs, full, allow_unused=True)
     return [torch.zeros([1] * len(s), dtype=torch.bool) if g is None else g > 0
             for s, g in zip(shapes, gradients, strict=False)]  # fmt: skip
+
+
+def _looked_up_dims(step: Step, rank: int) -> list[int]:
+    if step.name == "index_select":
+        return [step.args["dim"] % rank]
+    return [dim for dim, table in enumerate(step.args["indices"]) if table is not None]
+
+
+def _looked_up(step: Step, tape: Tape, plane: Tensor) -> Tensor:
+    """Any of the rows may be the one that is asked for."""
+    looked, rank = _looked_up_dims(step, plane.dim()), len(tape.shapes[step.outputs[0]])
+    new = rank - plane.dim()
+    if len(looked) != 1 or new < 0:
+        return plane.any().reshape([1] * rank)
+    dim = looked[0]
+    plane = plane.any(dim, keepdim=True)
+    return plane.reshape([*plane.shape[:dim], *[1] * (new + 1), *plane.shape[dim + 1 :]])
 
 
 def touched(step: Step, rank: int) -> list[int]:
@@ -252,17 +282,17 @@ def _listed(step: Step) -> list[Any]:
 
 
 def _moved(step: Step) -> list[int]:
-    """The tensors whose elements move, without the index tensors."""
+    """The tensors whose elements move."""
     return list(step.inputs) if step.name in ("cat", "stack") else [step.inputs[0]]
 
 
-def _rerun(step: Step, tape: Tape, tensors: Sequence[Tensor]) -> list[Tensor]:
+def _rerun(step: Step, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Do the step itself, on other tensors."""
     given = dict(zip(_moved(step), tensors, strict=False))
 
     def resolve(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
-            return given[leaf.number] if leaf.number in given else tape.constants[leaf.number]
+            return given[leaf.number]
         return leaf
 
     args = {name: pytree.tree_map(resolve, value) for name, value in step.args.items()}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .coupling import Coupling
-from .liveness import FACTORIES
-from .movement import PARTS, VIEWS
+from .operations import FACTORIES, PARTS, VIEWS
 from .record import Stayed
 from .surgery import Indices
 from .units import Units

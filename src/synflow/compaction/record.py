@@ -59,7 +59,7 @@ class Compaction:
                 lines.append(f"  {name}: {before} -> {after}")
         for stay in self.stayed:
             places = ", ".join(stay.where[:3]) + (f" and {len(stay.where) - 3} more" if len(stay.where) > 3 else "")
-            lines.append(f"  kept {stay.units} dead units ({places}): {stay.reason}")
+            lines.append(f"  kept {stay.units} dead unit{'s' * (stay.units > 1)} ({places}): {stay.reason}")
         lines += [f"  note: {note}" for note in self.notes]
         lines.append(f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode")
         return "\n".join(lines)

@@ -48,13 +48,18 @@ class Trial:
             tape = Tape()
             try:
                 _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
+                if flexible:  # then what was recorded is not quite what the model itself does
+                    with torch.no_grad():
+                        run(self.reference, inputs_like(self.example, None, 1, dtype), False)
             except Exception as cause:
                 problem = problem or cause
                 continue
             if dtype is torch.float32:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
             self.train(work, tape, dtype)
-            return tape.used(), flexible
+            tape = tape.used()
+            self.notes += _unused(work, tape)
+            return tape, flexible
         assert problem is not None
         raise problem
 
@@ -171,6 +176,17 @@ class Trial:
 def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> None:
     with recording(work, tape, training):
         mark_outputs(tape, run(work, inputs, training))
+
+
+def _unused(work: nn.Module, tape: Tape) -> list[str]:
+    """A note on parameters that the example does not reach, such as experts that were not asked."""
+    reached = {number for step in tape.steps for number in step.inputs}
+    names = {name for number, name in tape.leaves.items() if number not in reached}
+    left = [name for name, weight in work.named_parameters() if name in names and weight.numel()]
+    if not left:
+        return []
+    which = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+    return [f"{which} had no part in the outputs for this example, and stay as they are"]
 
 
 def _open_attentions(model: nn.Module) -> frozenset[str]:
