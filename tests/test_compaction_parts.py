@@ -1,0 +1,177 @@
+"""The parts of compaction on their own: the tape, planes that move, units, cutting."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from synflow.compaction.movement import factor, move, move_back, reshape
+from synflow.compaction.surgery import cut, paste
+from synflow.compaction.tape import Tape, mark_outputs, recording, tensors_in
+from synflow.compaction.units import Units
+
+
+def record(model, *inputs, training=False):
+    tape = Tape()
+    with recording(model, tape, training):
+        mark_outputs(tape, model(*inputs))
+    return tape
+
+
+def names(tape):
+    return [step.name for step in tape.steps]
+
+
+def test_a_tape_has_the_operations_their_modules_and_the_outputs():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.5))
+    tape = record(model, torch.randn(2, 3))
+    assert names(tape) == ["t", "addmm", "relu"]
+    assert [step.module for step in tape.steps] == ["0", "0", "1"]
+    assert tape.outputs == {tape.steps[-1].outputs[0]}
+    assert sorted(tape.leaves.values()) == ["0.bias", "0.weight"]
+    assert "bernoulli" in names(record(model, torch.randn(2, 3), training=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_steps_on_which_no_output_depends_are_left_out():
+    class Wasteful(nn.Module):
+        def forward(self, x):
+            (x * 3).sum()
+            return x + 1
+
+    tape = record(Wasteful(), torch.randn(2))
+    assert names(tape) == ["mul", "sum", "add"]
+    assert names(tape.used()) == ["add"]
+
+
+@pytest.mark.parametrize(("view", "seen"), [(lambda x: x[:, :2], True), (lambda x: x[:, 2:], False)])
+def test_writing_through_a_view_is_noticed_where_it_overlaps(view, seen):
+    class Writes(nn.Module):
+        def forward(self, x):
+            x = x + 1
+            left = x[:, :2]
+            view(x).relu_()
+            return left * 2
+
+    assert ("overwritten" in names(record(Writes(), torch.randn(3, 4)).used())) == seen
+
+
+def test_outputs_are_found_in_any_container():
+    class Box:
+        def __init__(self, value):
+            self.value, self.me = value, self
+
+    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [len(t) for t in tensors_in({"x": [a, (b, None, "text")], "y": Box(c)})] == [1, 2, 3]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_planes_are_reshaped_like_the_tensors_they_describe(shape, data):
+    total = int(torch.Size(shape).numel())
+    after, rest = [], total
+    while rest > 1:
+        size = data.draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
+        after.append(size)
+        rest //= size
+    after = after or [1]
+    plane_shape = [size if data.draw(st.booleans()) else 1 for size in shape]
+    plane = torch.arange(int(torch.Size(plane_shape).numel())).reshape(plane_shape)
+    full = plane.expand(shape).reshape(after)
+    assert torch.equal(reshape(plane, shape, after).expand(after), full)
+    plan = factor(shape, after)
+    if plan is not None:
+        sizes, first, second = plan
+        for dims, made in ((shape, first), (after, second)):
+            assert [int(torch.Size([sizes[p] for p in places]).numel()) for places in made] == list(dims)
+
+
+MOVES = {
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "slice": lambda x: x[:, 1:3],
+    "every other": lambda x: x[:, ::2],
+    "select": lambda x: x[:, 1],
+    "split": lambda x: x.split(2, 1),
+    "unbind": lambda x: x.unbind(2),
+    "cat": lambda x: torch.cat([x, x * 1], 1),
+    "stack": lambda x: torch.stack([x, x * 1], 1),
+    "expand": lambda x: x[:1].expand(5, -1, -1),
+    "roll": lambda x: x.roll(1, 1),
+    "flip": lambda x: x.flip(1),
+    "repeat": lambda x: x.repeat(1, 2, 1),
+    "pad": lambda x: nn.functional.pad(x, (1, 0, 2, 1)),
+    "crop": lambda x: nn.functional.pad(x, (0, -1, 0, 0)),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("kind", MOVES)
+@given(data=st.data())
+def test_planes_move_as_elements_do_and_gradients_move_back(kind, data):
+    class Moves(nn.Module):
+        def forward(self, x):
+            return MOVES[kind](x)
+
+    shape = (3, 4, 2)
+    tape = record(Moves(), torch.zeros(shape))
+    small = [size if data.draw(st.booleans()) else 1 for size in shape]
+    bits = data.draw(st.lists(st.booleans(), min_size=24, max_size=24))
+    plane = torch.tensor(bits[: int(torch.Size(small).numel())]).reshape(small)
+    planes = {tape.steps[0].inputs[0]: plane}
+    for step in tape.steps:
+        given_ = [planes[number] for number in step.inputs]
+        made = given_ if step.name == "mul" else move(step, tape, given_)
+        planes.update(zip(step.outputs, made, strict=True))
+    full = plane.expand(shape).float().requires_grad_()
+    outputs = tensors_in(MOVES[kind](full))
+    last = [step for step in tape.steps if not tape.outputs.isdisjoint(step.outputs)][-1]
+    # What is said of all positions at once may be said of padding too; to call a zero alive is only cautious.
+    agrees = torch.equal if kind not in ("pad", "crop") else lambda said, true: bool((said | ~true).all())
+    for number, output in zip(last.outputs, outputs, strict=True):
+        assert agrees(planes[number].expand(output.shape), output > 0)
+    if len(tape.steps) == 1:
+        felt = [torch.rand(output.shape) < 0.3 for output in outputs]
+        expected = torch.autograd.grad(outputs, full, [f.float() for f in felt])[0] > 0
+        assert agrees(move_back(last, tape, felt)[0].expand(shape), expected)
+
+
+def test_units_become_one_and_keep_the_first_reason():
+    units = Units()
+    a, b = units.fresh([3]), units.fresh([3])
+    units.freeze(b[1:2], "because")
+    units.unify(a, b)
+    assert units.roots(b).tolist() == a.tolist()
+    assert units.reasons == {1: "because"}
+    assert units.level(torch.stack([a, b]), [0]).shape == (1, 3)
+
+
+def test_a_split_that_is_undone_gives_the_same_units():
+    units = Units()
+    whole = units.fresh([6])
+    row, column = units.split(whole.reshape(2, 3), 0, [1])
+    assert row.shape == (2, 1)
+    assert column.shape == (2, 3)
+    assert units.merge(row.expand(2, 3), column).flatten().tolist() == whole.tolist()
+    again = units.split(whole.reshape(2, 3), 0, [1])
+    assert again[0].tolist() == row.tolist()
+    repeated = whole.reshape(6, 1).expand(6, 4)
+    assert units.split(repeated, 0, [1])[1] is None
+    assert units.split(repeated.t(), 0, [1])[0] is None
+
+
+@given(st.data())
+def test_pasting_undoes_cutting(data):
+    whole = torch.arange(24).reshape(4, 6)
+    rows = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True).map(sorted))
+    columns = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True).map(sorted))
+    if len(rows) % 2 == 0 and data.draw(st.booleans()):
+        kept = {0: rows, 1: [columns, columns[::-1]]}
+    else:
+        kept = {0: rows, 1: columns}
+    part = cut(whole, kept)
+    assert part.shape == (len(rows), len(columns))
+    back = paste(part, torch.full_like(whole, -1), kept)
+    assert torch.equal(cut(back, kept), part)
+    assert int((back >= 0).sum()) == part.numel()
+    assert torch.equal(back[back >= 0], whole[back >= 0])
