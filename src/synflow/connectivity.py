@@ -72,7 +72,8 @@ def single_length(network: Network) -> bool:
 def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
     """The fewest weights that leave a path: as `fewest_weights`, with a weight that is used repeatedly counted once."""
     fewest = fewest_weights(network, masks)
-    if fewest is None or fewest <= len(network.weights):
+    # Gates in series meet the weights before them 2, 4, 8, ... times: such paths are not followed one by one.
+    if fewest is None or fewest <= len(network.weights) or fewest > 4 * len(network.weights):
         return fewest
     return min(fewest, count(shortest_path(network, masks)))
 

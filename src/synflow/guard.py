@@ -52,13 +52,14 @@ def remove(
     always: bool,
     allocate: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     anywhere: bool = False,
+    rescue: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> Removal:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
     they stay below the flow itself. `allocate` gives the masks to aim at by other scores, for when they do not; with
-    `anywhere`, weights of `wanted` may go in place of others. Where the measurement is loose, a path is looked for
-    after each removal.
+    `anywhere`, weights of `wanted` may go in place of others; `rescue` allocates around a path. Where the measurement
+    is loose, a path is looked for after each removal.
     """
     going = {name: masks[name] & ~wanted[name] for name in masks}
     lost = total_score(flow.scores, going)
@@ -77,6 +78,13 @@ def remove(
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound timid. A path
             # that is found is as good a proof as one that is promised.
             number, proved = everything, False
+            if rescue is not None and not connected(network, wanted):
+                # Weights that a term meets once rank below those it meets many times, the last path among them: keep
+                # one path in any case and take the step around it.
+                around = rescue(flow.scores)
+                if connected(network, around):
+                    lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
+                    return Removal(around, _fraction(lost, flow), complete=True)
     while number > 0:
         staying = keep_best(flow.scores, going, everything - number)
         gone = {name: going[name] & ~staying[name] for name in going}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ._version import __version__
 from .allocation import SCOPES, Scope
-from .connectivity import fewest_kept, shortest_path, single_length
+from .connectivity import fewest_kept, fewest_weights, shortest_path, single_length
 from .errors import SynflowError, choose
 from .linearization import NoRuleError
 from .masks import attached, fingerprint
@@ -143,7 +143,9 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
     if keep > FEW * len(network.weights) and not strict:
         return
     try:
-        fewest = fewest_kept(network, masks)
+        fewest = fewest_weights(network, masks)
+        if fewest is not None and fewest > keep:
+            fewest = fewest_kept(network, masks)
     except NoRuleError:
         if strict:
             raise

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .allocation import Scope, global_scope
+from .connectivity import fewest_weights, shortest_path
 from .errors import SynflowError, choose
 from .guard import StuckError, remove
 from .measurement import Measurement, absolute, measure
@@ -181,6 +182,7 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
     assert plan.steps is not None
     meter = _meter(plan, reuse) if plan.power is not None else None
     cautious = partial(remove, network, margin=plan.margin, anywhere=plan.scope is global_scope)
+    rescue = _rescuer(plan)
     for index in range(1, plan.steps + 1):
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)
         keep = plan.keep if index == plan.steps else min(count(masks), max(plan.keep, round(size * begin * share)))
@@ -204,7 +206,8 @@ def _steps(plan: Plan, reuse: bool) -> Iterator[Step]:
                 masks, complete = wanted, True
             else:
                 bound = meter(masks, shifts=False) if flow.had_shifts else flow
-                removal = cautious(masks, wanted, bound, always=False, allocate=again)
+                around = partial(rescue, masks=masks, keep=keep) if plan.scope is global_scope else None
+                removal = cautious(masks, wanted, bound, always=False, allocate=again, rescue=around)
                 masks, complete = removal.masks, removal.complete
                 lost = max(lost, removal.pruned_fraction)
             substeps += 1
@@ -232,6 +235,23 @@ def _certified_steps(plan: Plan, reuse: bool) -> Iterator[Step]:
         masks = removal.masks
         kept = count(masks)
         yield Step(index, kept / size, kept, flow.log2, removal.pruned_fraction, 1, masks, flow.scores)
+
+
+def _rescuer(plan: Plan) -> Callable[..., dict[str, Tensor]]:
+    """Allocates around one path of the current network; the path is looked for again only when it has been cut."""
+    path: dict[str, Tensor] = {}
+
+    def around(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+        if (fewest_weights(plan.network, masks) or 0) > 4 * len(masks):
+            return _allocated(plan, scores, masks, keep)
+        if not path or any(bool((path[name] & ~masks[name]).any()) for name in path):
+            path.update(shortest_path(plan.network, masks, heavy=True))
+        if count(path) > keep:
+            return _allocated(plan, scores, masks, keep)
+        shielded = {name: score.masked_fill(path[name], math.inf) for name, score in scores.items()}
+        return _allocated(plan, shielded, masks, keep)
+
+    return around
 
 
 def _allocated(
