@@ -29,6 +29,8 @@ def test_outputs_and_training_are_those_of_the_masked_network(masked_network, op
     small = compact(network.model, network.example, masks)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.model.state_dict().items())
     assert small.compaction.difference <= 1e-10
+    if network.kind != "attention":  # where code may reshape to fixed widths, proofs about units do not suffice
+        assert not any("had to stay" in note for note in small.compaction.notes)
     assert small.compaction.parameters[1] == sum(p.numel() for p in small.parameters())
     assert {name: mask.shape for name, mask in attached(small).items()} == {
         name: dict(small.named_parameters())[name].shape for name in masks
