@@ -46,7 +46,7 @@ def single_shot(model: torch.nn.Module, score: str, most: float) -> list[tuple[f
 
 def certified(model: torch.nn.Module, most: float) -> list[tuple[float, int]]:
     """The same along one certified run to the maximum."""
-    steps = synflow.iterate(model, EXAMPLE, compression=most, schedule="certified", progress=True)
+    steps = synflow.iterate(model, EXAMPLE, compression=most, schedule="certified", margin=0.9, progress=True)
     whole = min(weight.numel() for weight in synflow.prunable(model).values())
     return [(1.0, whole)] + [(1 / s.density, emptiest(s.masks)) for s in steps]
 
@@ -67,6 +67,7 @@ def draw(curves: Mapping[str, list[tuple[float, int]]], most: float, path: Path)
     axes.set_title("x: a whole layer is lost. SynFlow keeps a path to the last weight of each layer.", fontsize=10)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     figure.savefig(temporary, format="png")
     os.replace(temporary, path)
