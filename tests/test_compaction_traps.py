@@ -202,10 +202,70 @@ class Gated(nn.Module):
 
 def test_a_gate_that_is_always_closed_silences_its_unit():
     for bias, left in ((False, 3), (True, 4)):
-        model = Gated(bias)
-        assert width(check(model, silent(model, layer="a"), X), "b") == left
+        for layer in ("a", "b"):
+            model = Gated(bias)
+            assert width(check(model, silent(model, layer=layer), X), "b") == left
     model = Gated(True)
     assert width(check(model, silent(model, layer="a") | silent(model, layer="b"), X), "b") == 3
+
+
+def test_a_running_mean_that_is_zero_now_follows_what_it_averages():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.first, self.out = nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            normed = self.norm(x)
+            return self.out(self.first(normed) * self.norm.running_mean)
+
+    model = Centred()
+    small = compact(model, X, {"out.weight": torch.ones(2, 3, dtype=torch.bool)})
+    assert width(small, "first") == 3
+
+
+class PassThrough(torch.autograd.Function):
+    """ReLU forward, as if it were the identity backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_gradient_of_ones_own_making_is_found_by_the_check():
+    class Straight(nn.Module):
+        def forward(self, x):
+            return PassThrough.apply(x)
+
+    model = mlp(Straight())
+    masks = silent(model)
+    small = compact(model, X, masks)
+    assert width(small) == 4
+    assert "they would come alive in training" in small.compaction.notes[0]
+    train_twins(model, small, masks, X)
+
+
+def test_a_table_of_which_the_example_sees_a_part_counts_as_a_whole():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+            self.table = nn.Parameter(torch.randn(10, 4))
+
+        def forward(self, x):
+            return self.out(self.first(x) + self.table[: x.shape[1]])
+
+    model = Positions()
+    table = torch.ones(10, 4, dtype=torch.bool)
+    table[:5, 1] = False
+    masks = silent(model, layer="first") | {"table": table}
+    assert width(check(model, masks, torch.randn(2, 5, 3)), "first") == 4
+    table[:, 1] = False
+    assert width(check(model, masks, torch.randn(2, 5, 3)), "first") == 3
 
 
 class Auxiliary(nn.Module):
@@ -292,7 +352,9 @@ def test_shuffled_channels_are_followed():
     small = check(model, {"3.weight": without(model, "3.weight", 1, [2, 3])}, IMAGE)
     assert small.compaction.kept["0.weight"] == {0: [0, 2, 3, 5]}
     # Channels 0 and 5 are in different places of their halves: without them shuffling would mix up the others.
-    assert width(check(model, {"3.weight": without(model, "3.weight", 1, [0, 5])}, IMAGE)) == 6
+    small = check(model, {"3.weight": without(model, "3.weight", 1, [0, 5])}, IMAGE)
+    assert width(small) == 6
+    assert [stay.reason for stay in small.compaction.stayed] == ["it is tied to units that stay"]
 
 
 class Halves(nn.Module):
