@@ -3,12 +3,15 @@
 from . import rules
 from ._version import __version__
 from .allocation import SCOPES
+from .benchmarking import bench
 from .certificate import Certificate, certify
+from .compaction import Compaction, compact, expand, load_compact, save_compact
 from .errors import MissingExtraError, SynflowError
 from .gradients import saliency
 from .linearization import NoRuleError, register_rule
 from .mask_files import load_masks, save_masks
 from .masks import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
+from .onnx_export import export_onnx
 from .pruning import Masks, Step, iterate, prune, score
 from .schedules import SCHEDULES
 from .scores import SCORES
@@ -20,6 +23,7 @@ __all__ = [
     "SCOPES",
     "SCORES",
     "Certificate",
+    "Compaction",
     "Masks",
     "MissingExtraError",
     "NoRuleError",
@@ -29,12 +33,17 @@ __all__ = [
     "attach",
     "attached",
     "bake",
+    "bench",
     "certify",
+    "compact",
     "conservation",
     "critical_compression",
     "density",
+    "expand",
+    "export_onnx",
     "fingerprint",
     "iterate",
+    "load_compact",
     "load_masks",
     "load_state",
     "max_compression",
@@ -44,6 +53,7 @@ __all__ = [
     "rewind",
     "rules",
     "saliency",
+    "save_compact",
     "save_masks",
     "score",
     "shuffle",
