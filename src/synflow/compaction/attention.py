@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["CompactAttention", "Indices"]
+__all__ = ["CompactAttention", "Indices", "open_attentions"]
 
 # Indices kept along a dimension; where they differ between the groups of a convolution, one list per group.
 Indices = list[int] | list[list[int]]
@@ -119,6 +119,16 @@ class CompactAttention(nn.MultiheadAttention):
             padded = _additive(padding, q)[:, None, None, :]
             bias = padded if bias is None else bias + padded
         return bias
+
+
+def open_attentions(model: nn.Module) -> frozenset[str]:
+    """Have every attention do its work in operations that can be followed; the paths of those modules."""
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
+            CompactAttention.convert(module)
+            found.append(path)
+    return frozenset(found)
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:

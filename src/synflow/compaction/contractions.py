@@ -42,7 +42,7 @@ class Contraction:
         shape = self.shapes[1]
         if not self.groups:
             return _batched(plane, shape, 0)
-        flat = plane.expand(shape).reshape(shape[0], shape[1], -1).any(-1)
+        flat = plane.expand(shape[0], shape[1], *plane.shape[2:]).reshape(shape[0], shape[1], -1).any(-1)
         if self.transposed:
             return flat.reshape(self.groups, -1, shape[1])
         return flat.reshape(self.groups, -1, shape[1]).transpose(1, 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .contractions import Contraction
@@ -29,6 +31,11 @@ class Coupling:
     totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
     flexible: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def roots(self) -> Tensor:
+        """The unit that stands for each, once all rules have been applied."""
+        return self.units.roots(torch.arange(len(self.units.parent)))
 
     def of(self, number: int) -> Axes:
         """The axes of a tensor; new units for a parameter or buffer, fixed sizes for an unknown tensor."""

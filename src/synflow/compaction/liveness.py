@@ -1,10 +1,6 @@
-"""What is always zero, and stays zero in training, proved operation by operation.
+"""What is zero, and what has no gradient, where some weights are zero: told operation by operation.
 
-Two planes per tensor: `alive`, an element may be nonzero, and `felt`, its gradient may be. A weight that is zero now
-without being masked (a bias, a shift, a running mean) stays zero as long as its gradient is zero, which in turn may
-hinge on zeros it causes itself: ReLU's slope at zero is zero, GELU's is one half. So all of them are assumed to stay,
-and those for which that cannot be shown are dropped, until the assumption supports itself. By induction over
-training steps, it then holds for SGD and Adam with any momentum and weight decay.
+Two planes per tensor: `alive`, an element may be nonzero, and `felt`, its gradient may be.
 """
 
 from __future__ import annotations
@@ -20,11 +16,13 @@ from .movement import move, move_back, reduce_to
 from .operations import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
 from .tape import Ref, Step, Tape
 
-__all__ = ["batch_norm_parts", "liveness", "reduced"]
+__all__ = ["State", "batch_norm_parts", "channels", "look", "reduced"]
 
 
 @dataclass
-class _State:
+class State:
+    """The planes of every tensor on a tape, as far as they have been told."""
+
     tape: Tape
     alive: dict[int, Tensor]
     felt: dict[int, Tensor]
@@ -39,6 +37,7 @@ class _State:
         return self.alive[number]
 
     def gradient(self, number: int) -> Tensor:
+        """May its gradient be nonzero? Not until a rule says so."""
         if number not in self.felt:
             self.felt[number] = torch.zeros([1] * len(self.tape.shapes[number]), dtype=torch.bool)
         return self.felt[number]
@@ -53,50 +52,26 @@ class _State:
                 self.feel(number, torch.ones([1] * len(self.tape.shapes[number]), dtype=torch.bool))
 
 
-def liveness(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """For each tensor on the tape, where it may ever be nonzero, now or in training.
-
-    `leaves` are the model's parameters and buffers by name, pruned weights at zero.
-    """
+def look(tape: Tape, zero: Mapping[int, Tensor], back: bool = True) -> State:
+    """What may be nonzero where these leaves are zero in these places, and, looking back, what has a gradient."""
     contractions = {i: c for i, step in enumerate(tape.steps) if (c := contraction(step, tape)) is not None}
-    zero: dict[int, Tensor] = {}
-    settled: dict[int, Tensor] = {}  # zero for good: masked, or a buffer that nothing writes to
-    trained = _running_means(tape)
-    for number, name in tape.leaves.items():
-        zero[number] = leaves[name] == 0
-        if number in tape.written:
-            zero[number] = torch.zeros_like(zero[number])
-        if name in masks:
-            settled[number] = ~masks[name]
-        elif not isinstance(leaves[name], torch.nn.Parameter):
-            settled[number] = zero[number]
-    while True:
-        state = _State(tape, {n: ~z for n, z in zero.items()}, {}, contractions)
-        for place, step in enumerate(tape.steps):
-            try:
-                _forward(state, place, step)
-            except Exception:  # nothing is known about what it made
-                for out in step.outputs:
-                    state.alive.pop(out, None)
-        for number in tape.outputs:
-            state.feel(number, torch.ones([1] * len(tape.shapes[number]), dtype=torch.bool))
-        for place in reversed(range(len(tape.steps))):
-            try:
-                _backward(state, place, tape.steps[place])
-            except Exception:
-                state.feel_all(tape.steps[place])
-        changed = False
-        for number, plane in zero.items():
-            woken = plane & state.gradient(number).expand(plane.shape)
-            if number in settled:
-                woken &= ~settled[number]
-            for source in trained.get(number, ()):  # a running mean follows what it averages
-                woken = woken | (plane & _channels(state.value(source)).expand(plane.shape))
-            if bool(woken.any()):
-                zero[number] = plane & ~woken
-                changed = True
-        if not changed:
-            return state.alive
+    state = State(tape, {n: ~z for n, z in zero.items()}, {}, contractions)
+    for place, step in enumerate(tape.steps):
+        try:
+            _forward(state, place, step)
+        except Exception:  # nothing is known about what it made
+            for out in step.outputs:
+                state.alive.pop(out, None)
+    if not back:
+        return state
+    for number in tape.outputs:
+        state.feel(number, torch.ones([1] * len(tape.shapes[number]), dtype=torch.bool))
+    for place in reversed(range(len(tape.steps))):
+        try:
+            _backward(state, place, tape.steps[place])
+        except Exception:
+            state.feel_all(tape.steps[place])
+    return state
 
 
 def batch_norm_parts(step: Step) -> list[int]:
@@ -105,15 +80,7 @@ def batch_norm_parts(step: Step) -> list[int]:
     return [number for name in names if (number := step.ref(name)) is not None]
 
 
-def _running_means(tape: Tape) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for step in tape.steps:
-        if step.name in BATCH_NORMS and (mean := step.ref("running_mean")) is not None:
-            found.setdefault(mean, []).append(step.inputs[0])
-    return found
-
-
-def _channels(plane: Tensor) -> Tensor:
+def channels(plane: Tensor) -> Tensor:
     """What holds for any element of a channel (the second dimension)."""
     return plane.transpose(0, 1).reshape(plane.shape[1], -1).any(1)
 
@@ -128,7 +95,7 @@ def _scalar(value: object) -> bool:
     return isinstance(value, Ref) or value != 0
 
 
-def _forward(state: _State, place: int, step: Step) -> None:
+def _forward(state: State, place: int, step: Step) -> None:
     tape, name, outputs = state.tape, step.name, step.outputs
     if (c := state.contractions.get(place)) is not None:
         alive = c.show_out(product(c.see_x(state.value(c.x)), c.see_y(state.value(c.y))))
@@ -144,7 +111,7 @@ def _forward(state: _State, place: int, step: Step) -> None:
         x = state.value(step.inputs[0])
         mean = _per_channel(state.value(step.ref("running_mean")), x.dim())
         gain = step.ref("weight")
-        varied = _per_channel(_channels(x), x.dim()) | mean
+        varied = _per_channel(channels(x), x.dim()) | mean
         if gain is not None:
             varied = varied & _per_channel(state.value(gain), x.dim())
         state.alive[outputs[0]] = varied | _per_channel(state.value(step.ref("bias")), x.dim())
@@ -169,7 +136,7 @@ def _forward(state: _State, place: int, step: Step) -> None:
     # whatever else: may be nonzero
 
 
-def _backward(state: _State, place: int, step: Step) -> None:
+def _backward(state: State, place: int, step: Step) -> None:
     tape, name = state.tape, step.name
     if not any(bool(state.gradient(out).any()) for out in step.outputs):
         return
@@ -179,19 +146,19 @@ def _backward(state: _State, place: int, step: Step) -> None:
         state.feel(c.x, c.show_x(product(out, y.transpose(1, 2))))
         state.feel(c.y, c.show_y(product(x.transpose(1, 2), out)))
         if c.bias is not None:
-            state.feel(c.bias, _channels(c.show_out(out)) if c.groups else felt)
+            state.feel(c.bias, channels(c.show_out(out)) if c.groups else felt)
     elif name in MOVES:
         moved = step.inputs if name in ("cat", "stack") else step.inputs[:1]
         for number, plane in zip(moved, move_back(step, tape, [state.gradient(o) for o in step.outputs]), strict=False):
             state.feel(number, plane)
     elif name in BATCH_NORMS:
-        channels = _channels(felt.expand(-1, tape.shapes[step.inputs[0]][1], *[-1] * (felt.dim() - 2)))
-        x, mean = _channels(state.value(step.inputs[0])), state.value(step.ref("running_mean"))
+        touched = channels(felt.expand(-1, tape.shapes[step.inputs[0]][1], *[-1] * (felt.dim() - 2)))
+        x, mean = channels(state.value(step.inputs[0])), state.value(step.ref("running_mean"))
         gain = step.ref("weight")
-        passed = channels & state.value(gain) if gain is not None else channels
+        passed = touched & state.value(gain) if gain is not None else touched
         state.feel(step.inputs[0], _per_channel(passed, felt.dim()))
-        state.feel(gain, channels & (x | mean))
-        state.feel(step.ref("bias"), channels)
+        state.feel(gain, touched & (x | mean))
+        state.feel(step.ref("bias"), touched)
     elif name in FLAT:
         state.feel(step.inputs[0], felt & state.value(step.inputs[0]))
     elif name in ODD | SAME:
@@ -217,7 +184,7 @@ def _backward(state: _State, place: int, step: Step) -> None:
         state.feel_all(step)
 
 
-def _binary_forward(state: _State, step: Step) -> Tensor:
+def _binary_forward(state: State, step: Step) -> Tensor:
     tape, name, args = state.tape, step.name, step.args
     planes = [state.value(n) for n in step.inputs]
     rank = len(tape.shapes[step.outputs[0]])
@@ -241,7 +208,7 @@ def _binary_forward(state: _State, step: Step) -> Tensor:
     return sure
 
 
-def _binary_backward(state: _State, step: Step, felt: Tensor) -> None:
+def _binary_backward(state: State, step: Step, felt: Tensor) -> None:
     name, inputs = step.name, step.inputs
     if name == "mul" and len(inputs) == 2:
         state.feel(inputs[0], felt & state.value(inputs[1]))
@@ -290,5 +257,5 @@ def _unreduce(step: Step, plane: Tensor, rank: int) -> Tensor:
 def _slope(plane: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of PReLU's slopes, which lie along the channels or are one for all."""
     if shape and shape[0] > 1 and plane.dim() > 1 and len(shape) == 1:
-        return _channels(plane)
+        return channels(plane)
     return plane.any().reshape([1] * len(shape)) if len(shape) != plane.dim() else plane

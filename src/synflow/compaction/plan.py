@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import torch
 from torch import Tensor, nn
 
 from .coupling import Coupling
@@ -94,7 +93,7 @@ def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
 def families(coupling: Coupling) -> dict[int, list[int]]:
     """Units that lie along a common dimension of a parameter, directly or through others, by family."""
     units = coupling.units
-    parent = units.roots(torch.arange(len(units.parent))).tolist()
+    parent = coupling.roots.tolist()
 
     def find(unit: int) -> int:
         while parent[unit] != unit:

@@ -16,18 +16,13 @@ from .contractions import product
 from .coupling import Coupling
 from .units import Axes
 
-__all__ = ["choose_units", "gone_plane"]
+__all__ = ["choose_units", "dead_units", "gone_plane"]
 
 
-def choose_units(
-    coupling: Coupling, alive: Mapping[int, Tensor], frozen: Mapping[int, str] | None = None
-) -> tuple[Tensor, Tensor]:
-    """For each unit: does it go, and is it dead, that is, does nothing that stays read it?
-
-    `frozen` are further units that must stay, with the reason.
-    """
+def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Mapping[int, str] | None = None) -> Tensor:
+    """For each unit, whether it goes; `frozen` are further units that must stay, with the reason."""
     units = coupling.units
-    root = units.roots(torch.arange(len(units.parent)))
+    root = coupling.roots
     free = torch.zeros(len(root), dtype=torch.bool)  # units that no parameter has (a batch) never go
     for number in coupling.tape.leaves:
         for ids in coupling.axes.get(number, ()):
@@ -51,11 +46,17 @@ def choose_units(
             _keep_one(coupling, root, gone)
         if int(gone.sum()) == before:
             break
+    return gone[root]
+
+
+def dead_units(coupling: Coupling, alive: Mapping[int, Tensor], gone: Tensor) -> Tensor:
+    """For each unit, whether nothing that stays reads it: it goes, or it would if it could."""
+    root = coupling.roots
     dead = torch.zeros_like(gone)
     for ids, _ in coupling.sums:
         dead[root[ids]] = True
     _notice(coupling, alive, root, dead, gone)
-    return gone[root], dead[root]
+    return dead[root]
 
 
 def gone_plane(axes: Axes, gone: Tensor) -> Tensor:

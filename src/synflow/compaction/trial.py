@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from .attention import CompactAttention
+from .attention import open_attentions
 from .coupling_rules import couple
-from .liveness import liveness
 from .plan import POLICIES, families, kept_indices, remembered_sizes, stayed
+from .proof import alive_in_training
 from .record import Compaction
-from .removal import choose_units
+from .removal import choose_units, dead_units
 from .surgery import Indices, shrink, tensors
 from .tape import Tape, mark_outputs, recording
 from .verification import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
@@ -36,7 +36,7 @@ class Trial:
         self.policy = POLICIES[0]
         self.tape, flexible = self.record(masked, example)
         self.coupling = couple(self.tape, flexible)
-        self.alive = liveness(self.tape, tensors(self.reference), self.masks)
+        self.alive = alive_in_training(self.tape, tensors(self.reference), self.masks)
 
     def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
         """Run the model in both modes: in double precision and on a short batch, if it takes that."""
@@ -44,7 +44,7 @@ class Trial:
         for dtype, self.example in product((torch.float64, torch.float32), (*shortened(example), example)):
             self.reference = double(copy.deepcopy(masked), dtype)
             work = copy.deepcopy(self.reference)
-            flexible = _open_attentions(work)
+            flexible = open_attentions(work)
             tape = Tape()
             try:
                 _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
@@ -95,7 +95,7 @@ class Trial:
     def search(self, fixed: Mapping[int, str]) -> Compaction:
         """Leave out the families of units that make the check fail."""
         reason = f"without it the model fails the check: {self.failure}"
-        gone, _ = choose_units(self.coupling, self.alive, fixed)
+        gone = choose_units(self.coupling, self.alive, fixed)
         groups = families(self.coupling)
         going = sorted({family for family, members in groups.items() if bool(gone[members].any())})
 
@@ -123,7 +123,7 @@ class Trial:
 
     def attempt(self, frozen: Mapping[int, str], quick: bool = False) -> Compaction | None:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
-        gone, dead = choose_units(self.coupling, self.alive, frozen)
+        gone = choose_units(self.coupling, self.alive, frozen)
         kept, shapes = kept_indices(self.coupling, gone)
         tried: list[Any] = []
         for policy in (self.policy, *POLICIES):
@@ -139,6 +139,7 @@ class Trial:
                 self.failure = self.failure if len(tried) > 1 else cause
                 continue
             self.policy = policy
+            dead = dead_units(self.coupling, self.alive, gone)
             parameters = tuple(sum(p.numel() for p in m.parameters()) for m in (self.reference, small))
             return Compaction(
                 kept, shapes, attributes, (parameters[0], parameters[1]), stayed(self.coupling, gone, dead),
@@ -187,13 +188,3 @@ def _unused(work: nn.Module, tape: Tape) -> list[str]:
         return []
     which = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
     return [f"{which} had no part in the outputs for this example, and stay as they are"]
-
-
-def _open_attentions(model: nn.Module) -> frozenset[str]:
-    """Have every attention do its work in operations that can be followed; the paths of those modules."""
-    found = []
-    for path, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):
-            CompactAttention.convert(module)
-            found.append(path)
-    return frozenset(found)

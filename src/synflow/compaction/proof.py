@@ -1,0 +1,116 @@
+"""What is always zero, now and at every step of training, or for a network that stays as it is.
+
+A weight that is zero now without being masked (a bias, a shift, a running mean) stays zero as long as its gradient is
+zero, which in turn may hinge on zeros it causes itself: ReLU's slope at zero is zero, GELU's is one half. So all of
+them are assumed to stay, and those for which that cannot be shown are dropped, until the assumption supports itself. By
+induction over training steps, it then holds for SGD and Adam with any momentum and weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .liveness import channels, look
+from .operations import BATCH_NORMS
+from .tape import Tape
+
+__all__ = ["alive_as_it_is", "alive_in_training"]
+
+
+def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """For each tensor on the tape, where it may ever be nonzero, now or in training.
+
+    `leaves` are the model's parameters and buffers by name, pruned weights at zero.
+    """
+    kernels = _kernels(tape)
+    zero: dict[int, Tensor] = {}
+    settled: dict[int, Tensor] = {}  # zero for good: masked, or a buffer that nothing writes to
+    averaged = _running_means(tape)
+    for number, name in tape.leaves.items():
+        zero[number] = _everywhere(leaves[name] == 0, number in kernels)
+        if number in tape.written:
+            zero[number] = torch.zeros_like(zero[number])
+        if name in masks:
+            settled[number] = _everywhere(~masks[name], number in kernels)
+        elif not isinstance(leaves[name], torch.nn.Parameter):
+            settled[number] = zero[number]
+    while True:
+        state = look(tape, zero)
+        changed = False
+        for number, plane in zero.items():
+            woken = plane & state.gradient(number).expand(plane.shape)
+            if number in settled:
+                woken &= ~settled[number]
+            for source in averaged.get(number, ()):  # a running mean follows what it averages
+                woken = woken | (plane & channels(state.value(source)).expand(plane.shape))
+            if bool(woken.any()):
+                zero[number] = plane & ~woken
+                changed = True
+        if not changed:
+            return state.alive
+
+
+def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """For each tensor on the tape, where it may be nonzero as long as nothing is trained.
+
+    Of what is not masked only shifts (biases, running means) count as zero where they are: in the flow, gains and
+    weights that are zero everywhere count as ones.
+    """
+    kernels, shifts = _kernels(tape), _shifts(tape)
+    zero: dict[int, Tensor] = {}
+    for number, name in tape.leaves.items():
+        if name in masks:
+            zero[number] = _everywhere(~masks[name], number in kernels)
+        elif number in shifts and number not in tape.written:
+            zero[number] = leaves[name] == 0
+    return look(tape, zero, back=False).alive
+
+
+def _everywhere(zero: Tensor, kernel: bool) -> Tensor:
+    """Kernels of convolutions are told apart by channels only, which saves looking at every weight again and again."""
+    if not kernel or zero.dim() <= 2:
+        return zero
+    flat = zero.reshape(*zero.shape[:2], -1)
+    if zero.device.type == "cpu":  # torch's own `all` takes twice as long
+        folded = flat.view(torch.uint8).amin(-1).bool()
+    else:
+        folded = flat.all(-1)
+    return folded.reshape(*zero.shape[:2], *[1] * (zero.dim() - 2))
+
+
+def _kernels(tape: Tape) -> set[int]:
+    """Leaves that are read as weights of convolutions and in no other way."""
+    kernels: set[int] = set()
+    others: set[int] = set()
+    for step in tape.steps:
+        weight = step.ref("weight") if step.name == "convolution" else None
+        if weight is not None:
+            kernels.add(weight)
+        others.update(number for number in step.inputs if number != weight)
+    return kernels & tape.leaves.keys() - others
+
+
+def _shifts(tape: Tape) -> set[int]:
+    """Leaves that are only ever added."""
+    shifts: set[int] = set()
+    others: set[int] = set()
+    for step in tape.steps:
+        own: set[int | None] = set()
+        if step.name == "convolution" or step.name in BATCH_NORMS:
+            own = {step.ref("bias"), step.ref("running_mean")}
+        elif step.name == "addmm":
+            own = {step.ref("self")}
+        shifts.update(number for number in own if number is not None)
+        others.update(number for number in step.inputs if number not in own)
+    return shifts & tape.leaves.keys() - others
+
+
+def _running_means(tape: Tape) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for step in tape.steps:
+        if step.name in BATCH_NORMS and (mean := step.ref("running_mean")) is not None:
+            found.setdefault(mean, []).append(step.inputs[0])
+    return found

@@ -1,0 +1,74 @@
+"""Cutting while pruning: the flow of the cut network is that of the masked one, and so are the scores."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from checks import untouched
+from compact_twins import random_masks, without
+from strategies import networks
+from synflow.compaction.cutting import cut_down, outline
+from synflow.compaction.surgery import cut, paste
+from synflow.measurement import absolute, measure
+from synflow.network import open_network
+
+
+def compare(model, example, masks):
+    """Scores of the masked network and of the cut one, laid out in dense shape."""
+    network = open_network(model, example)
+    masks = {name: masks[name] for name in network.weights}
+    dense = measure(network, masks)
+    found = cut_down(outline(model, example), masks)
+    small = found.apply(model)
+    magnitudes = {
+        name: cut(magnitude, found.kept.get(name, {})) for name, magnitude in absolute(network, masks).items()
+    }
+    part = measure(open_network(small, example), magnitudes=magnitudes)
+    assert part.exponent - dense.exponent in range(-60, 60)
+    scale = 2.0 ** (part.exponent - dense.exponent)
+    assert abs(part.value * scale - dense.value) <= 1e-12 * abs(dense.value)
+    for name, scores in dense.scores.items():
+        kept = found.kept.get(name, {})
+        whole = paste(part.scores[name], torch.zeros_like(scores), kept) if kept else part.scores[name]
+        torch.testing.assert_close(whole * scale, scores, rtol=1e-11, atol=1e-300, msg=name)
+    return found, small
+
+
+@given(networks(zeros=False, dtype=torch.float64), st.floats(0.1, 0.9), st.sampled_from([0.6, 1.0]), st.integers(0, 99))
+def test_the_flow_and_every_score_stay(network, density, units, seed):
+    masks = random_masks(network.model, density, units, seed)
+    with untouched(network.model):
+        compare(network.model, network.example[:1], masks)
+
+
+def test_units_go_that_training_would_wake():
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    nn.init.zeros_(model[0].bias)  # a bias that would learn
+    masks = {"0.weight": without(model, "0.weight", 0, [1]), "2.weight": torch.ones(2, 4, dtype=torch.bool)}
+    found, small = compare(model, torch.ones(1, 3).double(), masks)
+    assert found.kept == {"0.weight": {0: [0, 2, 3]}, "0.bias": {0: [0, 2, 3]}, "2.weight": {1: [0, 2, 3]}}
+    assert small[0].out_features == 3
+    nn.init.ones_(model[0].bias)
+    assert cut_down(outline(model, torch.ones(1, 3).double()), masks).kept == {}
+
+
+def test_gains_that_are_zero_everywhere_count_as_ones_as_they_do_in_the_flow():
+    model = nn.Sequential(nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).double()
+    nn.init.zeros_(model[1].weight)
+    masks = {"0.weight": without(model, "0.weight", 0, [3]), "2.weight": torch.ones(2, 4, 1, 1, dtype=torch.bool)}
+    found, _ = compare(model, torch.ones(1, 2, 3, 3).double(), masks)
+    assert found.kept["1.weight"] == {0: [0, 1, 2]}
+
+
+def test_one_outline_serves_shrinking_masks_and_uncut_weights_are_shared():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    known = outline(model, torch.ones(1, 3))
+    masks = {"4.weight": without(model, "4.weight", 1, [0])}
+    first = cut_down(known, masks).apply(model)
+    assert first[0].weight is model[0].weight
+    assert first[2].weight.shape == (3, 4)
+    masks["2.weight"] = without(model, "2.weight", 1, [2, 3])
+    again = cut_down(known, masks)
+    assert again.kept["2.weight"] == {0: [1, 2, 3], 1: [0, 1]}
+    assert cut_down(known, masks) == again
