@@ -1,0 +1,95 @@
+"""The application: commands, exit codes, and errors in one sentence.
+
+Exit codes: 0 done, 1 the answer is no (not connected, target not reached, self-test failed), 2 wrong input,
+70 a bug in synflow, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from .._version import __version__
+from ..errors import SynflowError
+from .doctor import doctor
+from .lists import data, models, schedules, scores
+from .prune import prune
+from .reading import certify, compare, inspect
+from .shipping import bench, compact, export
+
+__all__ = ["app", "run"]
+
+EPILOG = "Exit codes: 0 done, 1 the answer is no, 2 wrong input, 70 a bug, 130 stopped. --debug shows tracebacks."
+
+app = typer.Typer(
+    name="synflow",
+    help="Prune neural networks before training, without data, with a proof that no layer collapses.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PANELS = {
+    "Prune": (prune, inspect, certify, compare),
+    "Ship": (compact, bench, export),
+    "Learn": (models, scores, schedules, data, doctor),
+}
+for panel, functions in PANELS.items():
+    for function in functions:
+        app.command(rich_help_panel=panel)(function)
+for name in ("paper", "sweep", "results"):
+    if importlib.util.find_spec(f"synflow.cli.{name}") is not None:
+        module = importlib.import_module(f"synflow.cli.{name}")
+        app.add_typer(module.command, name=name, rich_help_panel="Experiments")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"synflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Prune neural networks before training, without data, with a proof that no layer collapses."""
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line; the result is its exit code."""
+    debug = "--debug" in argv
+    try:
+        app([word for word in argv if word != "--debug"], prog_name="synflow")
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 2
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if isinstance(error, SynflowError | OSError):
+            return _fail(f"error: {error}", 2)
+        what = " ".join(str(error).split())
+        return _fail(f"error: this is a bug in synflow: {type(error).__name__}: {what}; --debug shows where", 70)
+    return 0
+
+
+def _fail(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code

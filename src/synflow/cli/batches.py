@@ -1,0 +1,45 @@
+"""Data for the scores that read some: a few examples of each class of a named data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..errors import SynflowError, choose
+from ..scores import SCORES
+
+__all__ = ["Batches", "scoring_data"]
+
+FREE = ("synflow", "synflow_l2", "magnitude", "random")
+SIZE = 64
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches for a score, and what they say about the model: the shape of its input, its number of classes."""
+
+    batches: list[tuple[Tensor, Tensor]] | None = None
+    inputs: tuple[str, ...] = ()
+    classes: int | None = None
+
+
+def scoring_data(name: str | None, folder: Path | None, score: str, samples: int, seed: int) -> Batches:
+    """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
+    choose("score", score, SCORES)
+    if name is None:
+        if score not in FREE:
+            raise SynflowError(
+                f"the score {score!r} reads data; name a data set: --data digits, or --data cifar10 --data-dir DIR "
+                "(see `synflow data`)"
+            )
+        return Batches()
+    from ..experiments.data import load, scoring_batches
+
+    dataset = load(name, folder, train_per_class=samples)
+    return Batches(
+        scoring_batches(dataset, len(dataset.train_labels), SIZE, seed),
+        ("x".join(map(str, (1, *dataset.shape))),),
+        dataset.classes,
+    )

@@ -1,0 +1,147 @@
+"""`synflow doctor`: what is installed, what the machine has, and whether the laws hold on it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+import typer
+from torch import Tensor, nn
+
+from .._version import __version__
+from ..certificate import certify
+from ..compaction import compact
+from ..compaction.record import compaction_of
+from ..pruning import prune
+from ..theory import conservation
+from . import options
+from .output import print_json, say, table
+
+EXTRAS = {
+    "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"), "plots": ("matplotlib",), "experiments": ("sklearn",),
+    "ray": ("ray",),
+}  # fmt: skip
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.head(x + self.attention(x, x, x, need_weights=False)[0])
+        return mixed
+
+
+def doctor(json: options.Json = False) -> None:
+    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails."""
+    versions = {"synflow": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    devices = {
+        "cpu threads": str(torch.get_num_threads()),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "mps": "yes" if torch.backends.mps.is_available() else "none",
+        "free disk": f"{shutil.disk_usage('.').free / 1e9:.0f} GB here",
+    }
+    extras = {name: _missing(packages) for name, packages in EXTRAS.items()}
+    checks = [_checked(name, check) for name, check in CHECKS.items()]
+    healthy = all(ok for _, ok, _ in checks)
+    if json:
+        print_json({
+            "versions": versions, "devices": devices,
+            "extras": {name: {"installed": not missing, "missing": missing} for name, missing in extras.items()},
+            "self-test": {name: {"ok": ok, "found": text} for name, ok, text in checks}, "healthy": healthy,
+        })  # fmt: skip
+    else:
+        table(["", ""], [[name, text] for name, text in {**versions, **devices}.items()])
+        say()
+        table(
+            ["extra", "state"],
+            [
+                [name, "installed" if not missing else f"lacks {', '.join(missing)}: pip install 'synflow[{name}]'"]
+                for name, missing in extras.items()
+            ],
+        )
+        say()
+        table(["self-test", "", "found"], [[name, "ok" if ok else "FAILED", text] for name, ok, text in checks])
+        say("\neverything works" if healthy else "\nsomething is wrong with this installation; see above")
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _chain() -> tuple[nn.Module, Tensor]:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8 * 16, 5)).eval(), torch.ones(1, 3, 8, 8)
+
+
+def _units() -> tuple[bool, str]:
+    residual = conservation(*_chain()).unit_residual
+    assert residual is not None
+    return residual < 1e-4, f"inflow = outflow at every unit, within {residual:.0e}"
+
+
+def _cuts() -> tuple[bool, str]:
+    conserved = conservation(*_chain())
+    residual = conserved.layer_residual
+    assert residual is not None
+    return residual < 1e-4 and len(conserved.cuts) == 3, f"each layer carries the whole flow, within {residual:.0e}"
+
+
+def _deep() -> tuple[bool, str]:
+    layers = [layer for _ in range(200) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model, example = nn.Sequential(*layers), torch.ones(1, 64)
+    with torch.no_grad():
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0, 1)
+    certificate = certify(model, prune(model, example, compression=50, steps=5), example)
+    ok = certificate.connected and certificate.flow_log2_before > 1024
+    return ok, f"200 layers, flow 2^{certificate.flow_log2_before:.0f}: every score finite, connected"
+
+
+def _attention() -> tuple[bool, str]:
+    model, example = _Attention(), torch.ones(1, 4, 8)
+    certificate = certify(model, prune(model, example, compression=10, steps=10), example)
+    return (
+        certificate.connected and certificate.kept == 29,
+        f"{certificate.kept} of {certificate.total} kept, connected",
+    )
+
+
+def _smaller() -> tuple[bool, str]:
+    model, example = _chain()
+    compaction = compaction_of(compact(model, example, prune(model, example, compression=20, steps=10)))
+    before, after = compaction.parameters
+    found = f"{before:,} parameters became {after:,}, outputs equal"
+    return compaction.difference < 1e-6 and after < before, found
+
+
+CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
+    "conservation at units": _units,
+    "conservation at cuts": _cuts,
+    "depth": _deep,
+    "attention": _attention,
+    "compaction": _smaller,
+}
+
+
+def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, bool, str]:
+    """A check is part of a diagnosis, so whatever goes wrong in it is a finding."""
+    start = time.perf_counter()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            ok, text = check()
+    except Exception as cause:
+        return name, False, f"{type(cause).__name__}: {cause}"
+    return name, ok, f"{text} ({time.perf_counter() - start:.1f} s)"
+
+
+def _missing(packages: tuple[str, ...]) -> list[str]:
+    return [name for name in packages if name not in sys.modules and find_spec(name) is None]

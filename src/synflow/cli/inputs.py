@@ -1,0 +1,101 @@
+"""Example inputs from shapes: `1x3x224x224`, `1x128:int64`, `input_ids=1x128:int64`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SynflowError
+
+__all__ = ["describe", "example_from", "first_linear", "shape_of", "vocabulary"]
+
+PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
+}
+
+
+def example_from(texts: Sequence[str], vocabulary: int = 2) -> Any:
+    """A tensor, a tuple or a dict of tensors: ones, or token ids below the size of the vocabulary.
+
+    >>> example_from(["2x3"]).shape
+    torch.Size([2, 3])
+    >>> list(example_from(["input_ids=1x4:int64", "pixels=1x3x2x2"]))
+    ['input_ids', 'pixels']
+    """
+    parsed = [_parsed(text, vocabulary) for text in texts]
+    named = [name for name, _ in parsed if name is not None]
+    if named and len(named) < len(parsed):
+        raise SynflowError("--input: name all of the inputs or none of them, as in --input ids=1x8:int64 --input x=1x3")
+    if named:
+        return dict(parsed)
+    tensors = tuple(tensor for _, tensor in parsed)
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The sizes in a shape such as 1x3x32x32."""
+    found = PATTERN.fullmatch(text.strip())
+    if found is None:
+        raise SynflowError(
+            f"--input {text!r} is no shape; write sizes with x between them, batch first, such as 1x3x224x224, "
+            "1x128:int64 for token ids, or name=1x128 for a keyword argument"
+        )
+    sizes = tuple(int(size) for size in found["shape"].split("x"))
+    if 0 in sizes:
+        raise SynflowError(f"--input {text!r} has a size of zero; the smallest batch is 1")
+    return sizes
+
+
+def describe(example: Any) -> list[str]:
+    """The texts that `example_from` makes an example of the same shapes from.
+
+    >>> describe({"ids": torch.zeros(1, 8, dtype=torch.int64)}), describe(torch.ones(1, 3))
+    (['ids=1x8:int64'], ['1x3'])
+    """
+    if isinstance(example, dict):
+        return [f"{name}={_text(value)}" for name, value in example.items() if isinstance(value, Tensor)]
+    items = list(example) if isinstance(example, tuple | list) else [example]
+    return [_text(value) for value in items if isinstance(value, Tensor)]
+
+
+def first_linear(model: nn.Module) -> Tensor | None:
+    """An input for a model whose first layer with weights is linear; None for others, whose input has more to it."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return torch.ones(1, module.in_features)
+        if next(module.parameters(recurse=False), None) is not None:
+            return None
+    return None
+
+
+def vocabulary(model: nn.Module) -> int:
+    """How many token ids every embedding of a model knows."""
+    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    config = getattr(model, "config", None)
+    stated = getattr(config, "vocab_size", None)
+    return stated if isinstance(stated, int) and stated > 0 else min(sizes, default=2)
+
+
+def _parsed(text: str, vocabulary: int) -> tuple[str | None, Tensor]:
+    sizes = shape_of(text)
+    found = PATTERN.fullmatch(text.strip())
+    assert found is not None
+    dtype = found["dtype"] or "float32"
+    if dtype not in DTYPES:
+        raise SynflowError(f"--input {text!r}: no type {dtype!r}; choose from {', '.join(DTYPES)}")
+    if dtype.startswith("int"):
+        count = torch.Size(sizes).numel()
+        # The first few ids are padding and other marks in most vocabularies.
+        low = 3 if vocabulary > 8 else 0
+        return found["name"], (low + torch.arange(count) % (vocabulary - low)).reshape(sizes).to(DTYPES[dtype])
+    return found["name"], torch.ones(sizes, dtype=DTYPES[dtype])
+
+
+def _text(value: Tensor) -> str:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return "x".join(map(str, value.shape)) + ("" if dtype == "float32" else f":{dtype}")

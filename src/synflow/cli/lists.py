@@ -1,0 +1,117 @@
+"""`synflow models`, `scores`, `schedules`, `data`: what there is to choose from, one line each."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import SynflowError
+from ..experiments.models import MODELS
+from ..schedules import SCHEDULES
+from ..scores import DEFAULT_STEPS, SCORES
+from . import options
+from .batches import FREE
+from .output import print_json, say, table
+from .sources import names_in
+
+FAMILIES = (
+    ("fc", "fully connected, 6 layers of 100 units"),
+    ("conv", "two 3x3 convolutions of 32 channels, one linear layer"),
+    ("vgg*_bn", "VGG with batch norm"),
+    ("vgg*", "VGG without batch norm"),
+    ("resnet18", "ResNet of four stages, 64 to 512 channels"),
+    ("resnet34", "ResNet of four stages, 64 to 512 channels"),
+    ("resnet50", "ResNet of bottlenecks, 256 to 2048 channels"),
+    ("resnet101", "ResNet of bottlenecks, 256 to 2048 channels"),
+    ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
+    ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
+)
+
+
+def models(
+    pattern: Annotated[
+        str | None, typer.Argument(metavar="[PATTERN]", help="Such as vgg*, timm, timm:resnet*, torchvision.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """List the models that can be named: built-in ones, or those of timm or torchvision."""
+    library, _, rest = (pattern or "").partition(":")
+    if library in ("timm", "torchvision"):
+        names = [name for name in names_in(library) if fnmatch.fnmatch(name, rest or "*")]
+        found = {f"{library}:{name}": "" for name in names}
+    else:
+        found = {name: _family(name) for name in MODELS if fnmatch.fnmatch(name, pattern or "*")}
+    if not found:
+        raise SynflowError(f"no model matches {pattern!r}; try `synflow models`, or with a star: 'timm:*vit*'")
+    if json:
+        print_json(found)
+        return
+    if library in ("timm", "torchvision"):
+        for name in found:
+            say(name)
+        return
+    table(["model", "what it is"], [[name, text] for name, text in found.items()])
+    if pattern is None:
+        say()
+        table(
+            ["others", "what they are"],
+            [
+                ["timm:NAME", "models of timm; `synflow models timm` lists them"],
+                ["torchvision:NAME", "models of torchvision; `synflow models torchvision` lists them"],
+                ["transformers:NAME", "a type such as bert or gpt2, a config.json, or a name on the hub"],
+                ["FILE.py:FACTORY", "your own: a function that returns a model, or a model and an example"],
+            ],
+        )
+
+
+def scores(json: options.Json = False) -> None:
+    """List the scores that weights are ranked by."""
+    rows = {
+        name: {
+            "what": _first_line(function), "needs data": name not in FREE, "steps": DEFAULT_STEPS.get(function, 1),
+        }
+        for name, function in SCORES.items()
+    }  # fmt: skip
+    if json:
+        print_json(rows)
+        return
+    table(
+        ["score", "data", ("steps", "right"), "what it is"],
+        [
+            [name, "yes" if row["needs data"] else "no", str(row["steps"]), str(row["what"])]
+            for name, row in rows.items()
+        ],
+    )
+
+
+def schedules(json: options.Json = False) -> None:
+    """List the schedules by which density falls over the steps."""
+    _list("schedule", SCHEDULES, json)
+
+
+def data(json: options.Json = False) -> None:
+    """List the data sets that can be named."""
+    from ..experiments import data as sets
+
+    table_of: Mapping[str, Any] = sets.DATASETS
+    _list("data set", table_of, json)
+
+
+def _list(kind: str, functions: Mapping[str, Callable[..., Any]], json: bool) -> None:
+    rows = {name: _first_line(function) for name, function in functions.items()}
+    if json:
+        print_json(rows)
+    else:
+        table([kind, "what it is"], [[name, text] for name, text in rows.items()])
+
+
+def _family(name: str) -> str:
+    return next(text for pattern, text in FAMILIES if fnmatch.fnmatch(name, pattern))
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    doc = function.__doc__ or ""
+    return str(doc).strip().splitlines()[0] if doc else ""

@@ -1,0 +1,122 @@
+"""What the command line prints: tables for people, JSON for machines, bars only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..reporting.facts import LayerFacts
+
+__all__ = ["bar", "console", "layer_table", "percent", "print_json", "progress", "say", "table", "times"]
+
+BAR = 12
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def console() -> Console:
+    """Standard output as it is now; tests and pipes replace it."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+
+
+def say(text: str = "") -> None:
+    """A line for people, on standard output."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output; infinite numbers become null."""
+    print(json.dumps(_plain(value), indent=1))
+
+
+def progress() -> bool:
+    """Whether somebody is watching: bars go to standard error, and only to a terminal."""
+    return sys.stderr.isatty()
+
+
+def table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table without lines; a column is its heading, or its heading and "right"."""
+    made = Table(title=title, box=None, pad_edge=False, header_style="bold", title_justify="left")
+    for index, column in enumerate(columns):
+        heading, justify = (column, "left") if isinstance(column, str) else column
+        right = justify == "right"
+        made.add_column(heading, justify="right" if right else "left", no_wrap=right or index == 0, overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(text) for text in row))
+    console().print(made)
+
+
+def layer_table(layers: Sequence[LayerFacts]) -> None:
+    """One line per layer: weights kept, live units, density with a bar, share of the flow."""
+    least = min((layer.density for layer in layers if layer.kept), default=1.0)
+    decades = max(1, math.ceil(-math.log10(least)))
+    wide = console().width >= 76
+    columns: list[str | tuple[str, str]] = [
+        "layer", ("kept", "right"), ("of", "right"), ("live units", "right"), ("flow", "right"), ("density", "right"),
+    ]  # fmt: skip
+    rows = []
+    for layer in layers:
+        row = [
+            _short(layer.name.removesuffix(".weight"), 22), f"{layer.kept:,}", f"{layer.total:,}",
+            f"{layer.live_units}/{layer.units}",
+            "-" if layer.flow_share is None else _share(layer.flow_share),
+            percent(layer.density),
+        ]  # fmt: skip
+        rows.append([*row, bar(layer.density, decades)] if wide else row)
+    table([*columns, f"1e-{decades}".ljust(BAR - 1) + "1"] if wide else columns, rows)
+
+
+def bar(density: float, decades: int) -> str:
+    """A bar on a logarithmic scale: empty at 10**-decades, full at one."""
+    share = 1 + math.log10(density) / decades if density > 0 else 0.0
+    eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
+    return (EIGHTHS[-1] * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
+
+
+def percent(share: float) -> str:
+    """Three digits that matter, however small the share.
+
+    >>> percent(0.5), percent(0.00012345), percent(0)
+    ('50.0%', '0.0123%', 'empty')
+    """
+    if not share:
+        return "empty"
+    return f"{100 * share:.{min(9, max(1, 2 - math.floor(math.log10(100 * share))))}f}%"
+
+
+def times(value: float | None) -> str:
+    """A ratio.
+
+    >>> times(100.0), times(None)
+    ('100x', 'unlimited')
+    """
+    return "unlimited" if value is None or math.isinf(value) else f"{value:.4g}x"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.3g}"
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def _cell(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

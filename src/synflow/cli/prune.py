@@ -1,0 +1,231 @@
+"""`synflow prune`: from a model to a folder with masks, certificate and report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..certificate import certify
+from ..errors import SynflowError
+from ..pruning import Masks
+from ..pruning import prune as prune_model
+from ..reporting.facts import gather
+from . import options
+from .batches import scoring_data
+from .output import layer_table, percent, print_json, progress, say, times
+from .runs import check_free, write_run
+from .sources import Source, load_model
+from .targets import Found, Target, find_flops, find_speedup, simple_density
+
+TASKS = {"inference": "inference", "training": "training step"}
+TARGET, METHOD, DATA, MODEL = "Target (one of these)", "Method", "Data (for scores that read some)", "Model"
+
+
+def prune(
+    model: options.Model,
+    compression: Annotated[
+        float | None, typer.Option(metavar="X", help="Keep one weight in X.", rich_help_panel=TARGET)
+    ] = None,
+    density: Annotated[
+        float | None, typer.Option(metavar="D", help="Keep this share of the weights, 0 to 1.", rich_help_panel=TARGET)
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Keep exactly so many weights.", rich_help_panel=TARGET)
+    ] = None,
+    flops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Prune until the compact network needs this share of the operations, 0 to 1.",
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
+    speedup: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Prune until the compact network runs X times faster here.", rich_help_panel=TARGET
+        ),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="What --speedup times: inference or training.", rich_help_panel=TARGET)
+    ] = "inference",
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Batch size that --speedup times.", rich_help_panel=TARGET)
+    ] = 64,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="nothing is written")
+    ] = None,
+    score: Annotated[str, typer.Option(metavar="NAME", help="See `synflow scores`.", rich_help_panel=METHOD)] = (
+        "synflow"
+    ),
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Pruning steps.", show_default="100, or the score's own", rich_help_panel=METHOD
+        ),
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="See `synflow schedules`.", rich_help_panel=METHOD)
+    ] = "exponential",
+    scope: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Rank weights across the network (global) or within layers (layer, uniform, erk).",
+            rich_help_panel=METHOD,
+        ),
+    ] = "global",
+    margin: Annotated[
+        float,
+        typer.Option(metavar="M", help="Share of the flow a certified step may remove.", rich_help_panel=METHOD),
+    ] = 0.5,
+    guard: Annotated[
+        bool,
+        typer.Option(help="Split steps of flow scores that could disconnect the network.", rich_help_panel=METHOD),
+    ] = True,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Prune only weights of these names. Repeatable.", rich_help_panel=METHOD),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Leave weights of these names alone. Repeatable.", rich_help_panel=METHOD),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A data set, see `synflow data`.", rich_help_panel=DATA)
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the data set is.", rich_help_panel=DATA)
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Examples per class that the score reads.", rich_help_panel=DATA),
+    ] = 10,
+    input: options.Inputs = None,
+    classes: options.Classes = None,
+    weights: options.Weights = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Prune a model: write weights, masks, certificate and report, print certificate and layers.
+
+    [bold]synflow prune vgg16_bn --compression 100 --out pruned[/bold]
+
+    [bold]synflow prune timm:resnet50 --flops 0.25 --out pruned[/bold]
+
+    [bold]synflow prune net.py:make --input 1x3x64x64 --density 0.05[/bold]
+    """
+    target = Target(compression, density, keep, flops, speedup)
+    if task not in TASKS:
+        raise SynflowError(f"no task {task!r}; choose from {', '.join(TASKS)}")
+    if out is not None:
+        check_free(out, force)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    batches = scoring_data(data, data_dir, score, samples, seed)
+    source = load_model(
+        model, inputs=input or batches.inputs, classes=classes or batches.classes, seed=seed, weights=weights,
+        device=device,
+    )  # fmt: skip
+    settings: dict[str, Any] = dict(
+        score=score, steps=steps, schedule=schedule, scope=scope, margin=margin, guard=guard, seed=seed,
+        select=select or None, protect=protect or (), data=batches.batches,
+    )  # fmt: skip
+    start = time.perf_counter()
+    masks, found = _pruned(source, target, settings, TASKS[task], batch)
+    seconds = time.perf_counter() - start
+    with _watched("certificate and report"):
+        certificate = certify(source.model, masks, source.example)
+        command = shlex.join(["synflow", *sys.argv[1:]])
+        benchmark = found.benchmark if found else None
+        facts = gather(
+            source.model, masks, source.example, title=model, certificate=certificate, command=command,
+            benchmark=benchmark,
+        )  # fmt: skip
+        if out is not None:
+            write_run(out, source, masks, certificate, facts, command)
+    if json:
+        print_json({
+            "model": model, "out": None if out is None else str(out), "seconds": seconds, "pruning": masks.about,
+            "target": None if found is None else _found(found), "certificate": certificate.as_dict(),
+            "layers": facts.as_dict()["layers"],
+        })  # fmt: skip
+    else:
+        say(f"{model} at {times(certificate.compression)} by {score}, pruned in {seconds:.1f} s\n")
+        say(str(certificate))
+        say()
+        layer_table(facts.layers)
+        say()
+        if found is not None:
+            _tell(found, target, task, batch)
+        if out is None:
+            say("nothing was written; add --out DIR to keep weights, masks, certificate and report")
+        else:
+            say(f"written to {out}: weights, masks, certificate; open {out / 'report.html'}")
+            say(f"next: synflow compact {shlex.quote(str(out))}")
+    if found is not None and not found.met:
+        raise typer.Exit(1)
+
+
+def _pruned(
+    source: Source, target: Target, settings: dict[str, Any], task: str, batch: int
+) -> tuple[Masks, Found | None]:
+    density = simple_density(target, source.model, settings["select"], settings["protect"])
+    if density is not None:
+        return prune_model(source.model, source.example, density=density, progress=progress(), **settings), None
+
+    def run(share: float) -> Masks:
+        return prune_model(source.model, source.example, density=share, progress=progress(), **settings)
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    if target.flops is not None:
+        found = find_flops(target.flops, source.model, source.example, run, tell)
+    else:
+        assert target.speedup is not None
+        found = find_speedup(target.speedup, source.model, source.example, run, tell, task=task, batch=batch)
+    return found.masks, found
+
+
+def _found(found: Found) -> dict[str, Any]:
+    return {
+        "compression": found.compression, "reached": found.reached, "low": found.low, "high": found.high,
+        "met": found.met,
+    }  # fmt: skip
+
+
+def _tell(found: Found, target: Target, task: str, batch: int) -> None:
+    if target.flops is not None:
+        text = f"the compact network needs {percent(found.reached)} of the operations"
+    else:
+        text = (
+            f"{task} at batch {batch} is {found.reached:.2f} times faster (quartiles {found.low:.2f} to "
+            f"{found.high:.2f}, measured on this machine)"
+        )
+    missed = "" if found.met else "; the target was not reached: higher compression did not help"
+    say(f"{text}, at {times(found.compression)} compression{missed}")
+
+
+@contextmanager
+def _watched(what: str) -> Iterator[None]:
+    """A line on the terminal while something without a bar is under way."""
+    if not progress():
+        yield
+        return
+    print(f"{what} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * (len(what) + 4), end="\r", file=sys.stderr, flush=True)

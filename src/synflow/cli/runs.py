@@ -1,0 +1,182 @@
+"""The folder of a pruned network: weights, masks, certificate, report, and how they were made.
+
+weights.safetensors  the weights, those that were pruned included    certificate.json  `certify`
+masks.safetensors    one bit per weight                              facts.json        what the report shows
+run.json             the model, the settings, the command            report.html       the report
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import SynflowError
+from ..mask_files import load_masks, save_masks
+from ..pruning import Masks
+from ..records import StepRecord
+from ..reporting.facts import Facts, facts_from
+from ..reporting.page import page
+from .sources import Source, is_file, load_model
+from .weights import save_weights
+
+__all__ = ["Run", "check_free", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
+
+RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
+CERTIFICATE, FACTS, REPORT = "certificate.json", "facts.json", "report.html"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder that `synflow prune` wrote, and what its run.json says."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    def masks(self) -> Masks:
+        """The masks, with the record of the steps that made them."""
+        masks = load_masks(self.folder / MASKS)
+        return Masks(masks, masks.about, self.steps())
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """The record of the steps, from the certificate; none if there is no certificate."""
+        path = self.folder / CERTIFICATE
+        if not path.is_file():
+            return ()
+        try:
+            return tuple(StepRecord(**step) for step in read_json(path)["steps"])
+        except (KeyError, TypeError) as cause:
+            raise SynflowError(f"{path} is damaged: {cause}; write it anew with `synflow certify --write`") from cause
+
+    def facts(self) -> Facts:
+        """What the report shows."""
+        path = self.folder / FACTS
+        try:
+            return facts_from(read_json(path))
+        except SynflowError as cause:
+            raise SynflowError(f"{path}: {cause}") from cause
+
+
+def check_free(folder: Path, force: bool = False) -> None:
+    """Refuse a folder that holds something: nothing is ever overwritten unasked."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise SynflowError(f"{folder} is there already and is no folder; choose another --out")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not force:
+        raise SynflowError(f"{folder} is there already and is not empty; choose another --out, or replace it: --force")
+    if not (folder / RUN).is_file():
+        raise SynflowError(f"{folder} holds something else than a pruned network, so --force does not replace it")
+
+
+def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, facts: Facts, command: str) -> None:
+    """Write the folder under a temporary name, then rename it, so that it is there whole or not at all."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
+            new = Path(made, "new")
+            new.mkdir()
+            save_weights(source.model, new / WEIGHTS)
+            save_masks(masks, new / MASKS)
+            about = {"format": FORMAT, **source.settings, "pruning": masks.about, "command": command}
+            for name, value in ((RUN, about), (CERTIFICATE, certificate.as_dict()), (FACTS, facts.as_dict())):
+                (new / name).write_text(json_text(value))
+            (new / REPORT).write_text(page(facts), encoding="utf-8")
+            if folder.exists():
+                folder.rename(Path(made, "old"))
+            new.rename(folder)
+    except OSError as cause:
+        raise SynflowError(f"{folder} cannot be written: {cause}; nothing was left behind") from cause
+
+
+def open_run(folder: Path) -> Run:
+    """Read run.json of a folder."""
+    if not folder.exists():
+        raise SynflowError(
+            f"{folder}: there is no such folder; `synflow prune MODEL --compression 100 --out DIR` makes one"
+        )
+    path = folder / RUN
+    if not path.is_file():
+        raise SynflowError(f"{folder} holds no pruned network ({RUN} is missing); `synflow prune` writes one")
+    about = read_json(path)
+    if about.get("format") != FORMAT:
+        raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    return Run(folder, about)
+
+
+def rebuild(run: Run, model: str | None = None) -> Source:
+    """The model of a run with its weights; a model that is a Python file must be named again, since it runs."""
+    spec = str(model or run.about["model"])
+    if model is None and is_file(spec):
+        raise SynflowError(
+            f"the model of {run.folder} is built by {spec}, and a folder does not get to run code by itself; "
+            f"name it: --model {spec}"
+        )
+    try:
+        return load_model(
+            spec,
+            inputs=[str(text) for text in run.about["input"]],
+            classes=run.about["classes"],
+            seed=int(run.about["seed"]),
+            weights=run.folder / WEIGHTS,
+        )
+    except (KeyError, TypeError, ValueError) as cause:
+        if isinstance(cause, SynflowError):
+            raise
+        raise SynflowError(f"{run.folder / RUN} is damaged: {type(cause).__name__} {cause}") from cause
+
+
+def refresh_report(run: Run, facts: Facts) -> None:
+    """Put new figures into facts.json and report.html."""
+    replace_text(run.folder / FACTS, json_text(facts.as_dict()))
+    replace_text(run.folder / REPORT, page(facts))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SynflowError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as cause:
+        raise SynflowError(f"{path} cannot be read: {cause}") from cause
+    if not isinstance(value, dict):
+        raise SynflowError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def json_text(value: Any) -> str:
+    """JSON text that others read too: no infinite numbers, one entry per line."""
+    from .output import _plain
+
+    return json.dumps(_plain(value), indent=1) + "\n"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file under a temporary name, then rename it."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside a path, renamed to it at the end; what was there stays if anything fails."""
+    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as cause:
+        raise SynflowError(f"{path} cannot be written: {cause}; what was there before is unchanged") from cause
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""Weights of models in safetensors files; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+
+from ..compaction.surgery import tensors
+from ..errors import SynflowError
+
+__all__ = ["load_weights", "save_weights"]
+
+# A zip archive (torch.save) and a bare pickle.
+PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write parameters and buffers, a tied one once under its first name."""
+    path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors(model).items()}))
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a model; names and shapes must fit, or nothing is changed."""
+    if not path.is_file():
+        raise SynflowError(f"{path}: there is no such file")
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(PICKLES):
+        raise SynflowError(
+            f"{path} is a pickle, which can run any code when it is read, so synflow does not open it; write it anew "
+            'with safetensors.torch.save_file(torch.load(path, weights_only=True), "weights.safetensors")'
+        )
+    try:
+        state = load_file(path)
+    except (safetensors.SafetensorError, OSError) as cause:
+        raise SynflowError(f"{path} is no safetensors file, or it is damaged: {cause}") from cause
+    own = tensors(model)
+    tied = {name for name in model.state_dict() if name not in own}
+    optional = {name for name in own if name not in model.state_dict()}
+    missing = [name for name in own if name not in state and name not in optional]
+    unknown = [name for name in state if name not in own and name not in tied]
+    for names, what in ((missing, "lacks"), (unknown, "has an unknown")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise SynflowError(f"{path} does not fit {type(model).__name__}: it {what} {names[0]}{more}")
+    for name, tensor in own.items():
+        if name in state and state[name].shape != tensor.shape:
+            raise SynflowError(
+                f"{path}: {name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}; "
+                "is it of another model, or of another number of classes (--classes)?"
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in state:
+                tensor.copy_(state[name])

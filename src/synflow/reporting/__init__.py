@@ -1,0 +1,89 @@
+"""The report: what was pruned, the proof, the pictures, in one HTML file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..benchmark_results import Benchmark
+from ..errors import SynflowError
+from .facts import Facts, gather
+from .page import comparison_page, page
+
+__all__ = ["Report", "report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report: `html` is the whole file, `facts` the figures in it, by the name of the network; notebooks show it."""
+
+    html: str
+    facts: Mapping[str, Facts]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the HTML file; an old one is replaced in one go."""
+        target = Path(path)
+        temporary = target.with_name(f".synflow-{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.write_text(self.html, encoding="utf-8")
+            os.replace(temporary, target)
+        except OSError as cause:
+            raise SynflowError(f"{target} cannot be written: {cause}") from cause
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    def _repr_html_(self) -> str:
+        # A frame, so that the report's style and the notebook's leave each other alone.
+        frame = "width:100%;height:720px;border:1px solid #8886"
+        return f'<iframe title="synflow report" srcdoc="{escape(self.html)}" style="{frame}"></iframe>'
+
+
+def report(
+    model: nn.Module,
+    masks: Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]],
+    example: Any,
+    *,
+    title: str | None = None,
+    small: nn.Module | None = None,
+    benchmark: Benchmark | None = None,
+    command: str | None = None,
+) -> Report:
+    """A report of a model under masks, or of several sets of masks (a dict of them by name) side by side.
+
+    `small` (from `compact`) and `benchmark` (from `bench`) add their figures to the report of one set of masks.
+
+    >>> import torch, synflow
+    >>> net = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+    >>> masks = synflow.prune(net, torch.ones(1, 10), compression=10)
+    >>> report(net, masks, torch.ones(1, 10)).html[:15]
+    '<!doctype html>'
+    """
+    if not masks:
+        raise SynflowError("there are no masks to report on; make some with synflow.prune(model, example, ...)")
+    if all(isinstance(value, Tensor) for value in masks.values()):
+        facts = gather(
+            model,
+            masks,  # type: ignore[arg-type]
+            example,
+            title=title,
+            compaction=getattr(small, "compaction", None),
+            benchmark=benchmark,
+            command=command,
+        )
+        return Report(page(facts), {facts.title: facts})
+    if small is not None or benchmark is not None:
+        raise SynflowError("small= and benchmark= belong to one set of masks; leave them out of a comparison")
+    every = {
+        name: gather(model, given, example, title=title or type(model).__name__, command=command)  # type: ignore[arg-type]
+        for name, given in masks.items()
+    }
+    html = comparison_page(every, masks, title=f"{title or type(model).__name__}: comparison")  # type: ignore[arg-type]
+    return Report(html, every)
