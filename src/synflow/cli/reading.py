@@ -104,6 +104,8 @@ def compare(
     """
     if len(paths) < 2:
         raise SynflowError("give at least two folders to compare")
+    if len(set(paths)) < len(paths):
+        raise SynflowError("a folder is named twice; give different ones to compare")
     if report is not None and report.exists() and not force:
         raise SynflowError(f"{report} is there already; choose another name, or replace it: --force")
     every = {str(path): _masks_of(path) for path in paths}
