@@ -92,23 +92,29 @@ VGG_DEPTHS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19:
 VGG_WIDTHS = (64, 128, 256, 512, 512)
 
 
-def _vgg(depth: int, batch_norm: bool, classes: int, input_shape: Shape) -> nn.Module:
+def _scaled(channels: int, width: float) -> int:
+    """Channels of a network `width` times as wide."""
+    return max(1, round(channels * width))
+
+
+def _vgg(depth: int, batch_norm: bool, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
     channels, side = _image(input_shape, side=16)
     features: list[nn.Module] = []
-    for width, repeats in zip(VGG_WIDTHS, VGG_DEPTHS[depth], strict=True):
+    for full, repeats in zip(VGG_WIDTHS, VGG_DEPTHS[depth], strict=True):
+        outputs = _scaled(full, width)
         for _ in range(repeats):
-            norm = [nn.BatchNorm2d(width)] if batch_norm else []
-            features += [nn.Conv2d(channels, width, 3, padding=1), *norm, nn.ReLU(inplace=True)]
-            channels = width
+            norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
+            features += [nn.Conv2d(channels, outputs, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+            channels = outputs
         features.append(nn.MaxPool2d(2))
     classifier: nn.Module
     if side < TINY_IMAGENET_SIDE:
         features.pop()
         pooled, classifier = 1, nn.Linear(channels, classes)
     elif side < IMAGENET_SIDE:
-        pooled, classifier = 2, _three_linear(channels * 2 * 2, 1024, classes)
+        pooled, classifier = 2, _three_linear(channels * 2 * 2, _scaled(1024, width), classes)
     else:
-        pooled, classifier = 7, _three_linear(channels * 7 * 7, 4096, classes)
+        pooled, classifier = 7, _three_linear(channels * 7 * 7, _scaled(4096, width), classes)
     return _sequence(
         features=nn.Sequential(*features),
         pool=nn.AdaptiveAvgPool2d(pooled),
@@ -196,21 +202,25 @@ def _resnet(stem: list[nn.Module], block: Block, depths: Shape, width: int, wide
     )
 
 
-def _cifar_resnet(depth: int, classes: int, input_shape: Shape) -> nn.Module:
+def _cifar_resnet(depth: int, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
     """Three stages of 16, 32 and 64 channels; depth = 6 * blocks per stage + 2."""
     channels, _ = _image(input_shape, side=4)
-    stem = [*_conv_norm(channels, 16, 3), nn.ReLU()]
-    return _resnet(stem, _basic, ((depth - 2) // 6,) * 3, 16, 1, classes)
+    first = _scaled(16, width)
+    stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
+    return _resnet(stem, _basic, ((depth - 2) // 6,) * 3, first, 1, classes)
 
 
-def _imagenet_resnet(block: Block, depths: Shape, widen: int, classes: int, input_shape: Shape) -> nn.Module:
+def _imagenet_resnet(
+    block: Block, depths: Shape, widen: int, classes: int, input_shape: Shape, width: float = 1.0
+) -> nn.Module:
     """Four stages of 64 to 512 channels; small images keep their size in a 3x3 stem."""
     channels, side = _image(input_shape, side=8)
+    first = _scaled(64, width)
     if side < IMAGENET_SIDE:
-        stem = [*_conv_norm(channels, 64, 3), nn.ReLU()]
+        stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
     else:
-        stem = [*_conv_norm(channels, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    return _resnet(stem, block, depths, 64, widen, classes)
+        stem = [*_conv_norm(channels, first, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    return _resnet(stem, block, depths, first, widen, classes)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
