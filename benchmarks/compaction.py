@@ -1,44 +1,44 @@
 """What compaction gives: dense, masked and compact networks side by side, at several compressions, as ratios.
 
-    python benchmarks/compaction.py --out runs/compaction.json
-    python benchmarks/compaction.py --models vgg16_bn --compressions 100 --profile --variants
+    python benchmarks/compaction.py                                   # every row that is not there yet, then the table
+    python benchmarks/compaction.py --only vgg16_bn:100 --again       # one row, measured anew
+    python benchmarks/compaction.py --only vgg16_bn:100 --parts profile variants onnx
 
-The variants take turns, so that whatever else the machine does hits them alike; ratios are those of the medians.
-`--profile` says where the time of the compact network's training step goes, layer by layer and by kind of operation,
-`--variants` tries what could take it further (channels_last, masks off, torch.compile), `--onnx` times exported files.
+Variants take turns, so that whatever else the machine does hits them alike; ratios are those of the medians. Masks and
+figures are kept in a folder, one JSON file per network and compression, so that a run can be cut into pieces. Parts:
+`bench` the training step and inference, `onnx` exported files in onnxruntime, `profile` where the time of a compact
+training step goes, `variants` what could take it further (memory format, no masks, folded norms, torch.compile).
 """
 
 import argparse
 import copy
 import json
+import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from synflow import attached, bake, prune
-from synflow.benchmarking import bench
-from synflow.compaction import compact
+from synflow import attached, bake, bench, compact, load_masks, prune, save_masks
 from synflow.experiments.models import build
 
-# What is to be reached on VGG-16, and what was measured on a machine with nothing else to do.
+ROWS = [f"{model}:{compression}" for model in ("vgg16_bn", "resnet18") for compression in (10, 100, 1000)]
+# What is to be reached on VGG-16: (task, batch, compression) -> times faster than dense.
 TARGETS = {("training step", 128, 100): 2.5, ("training step", 128, 1000): 6.0, ("inference", 1, 100): 8.0}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["vgg16_bn", "resnet18"])
-    parser.add_argument("--compressions", nargs="+", type=float, default=[10, 100, 1000])
-    parser.add_argument("--train-batch", type=int, default=128)
-    parser.add_argument("--inference-batches", nargs="+", type=int, default=[1, 64])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", nargs="+", default=ROWS, metavar="MODEL:COMPRESSION")
+    parser.add_argument("--parts", nargs="+", default=["bench"], choices=["bench", "onnx", "profile", "variants"])
+    parser.add_argument("--again", action="store_true", help="measure rows anew that are there already")
+    parser.add_argument("--compile", action="store_true", help="with variants, also torch.compile (minutes)")
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--onnx", action="store_true", help="time exported files in onnxruntime too")
-    parser.add_argument("--profile", action="store_true", help="where the time of a compact training step goes")
-    parser.add_argument("--variants", action="store_true", help="what memory format and the masks change")
-    parser.add_argument("--compile", action="store_true", help="with --variants, also torch.compile (minutes)")
-    parser.add_argument("--out", type=Path, help="all figures as JSON")
+    parser.add_argument("--folder", type=Path, default=Path("runs/compaction"))
     return parser.parse_args()
 
 
@@ -46,50 +46,69 @@ def main() -> None:
     options = arguments()
     if options.threads:
         torch.set_num_threads(options.threads)
-    found = []
-    for name in options.models:
-        torch.manual_seed(0)
-        model, example = build(name), torch.randn(2, 3, 32, 32)
-        for compression in options.compressions:
-            found.append(one(name, model, example, compression, options))
-    print("\nfaster than dense, times" + "".join(f"{task:>24}" for task in found[0]["ratios"]))
-    for row in found:
-        title = f"{row['model']} at {row['compression']:g}x"
-        print(f"{title:24}" + "".join(f"{ratio:24.2f}" for ratio in row["ratios"].values()))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for row in options.only:
+        path = options.folder / f"{row.replace(':', '-')}.json"
+        found = json.loads(path.read_text()) if path.exists() else {}
+        missing = [part for part in options.parts if options.again or part not in found]
+        if missing:
+            found |= measured(row, missing, options)
+            unfinished = path.with_suffix(".part")
+            unfinished.write_text(json.dumps(found, indent=1) + "\n")
+            unfinished.replace(path)
+    table(options.folder)
 
 
-def one(name: str, model: nn.Module, example: torch.Tensor, compression: float, options: argparse.Namespace) -> dict:
-    masks = prune(model, example[:1], compression=compression)
+def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
+    name, compression = row.split(":")
+    torch.manual_seed(0)
+    model, example = build(name), torch.randn(2, 3, 32, 32)
+    file = options.folder / f"{name}-{compression}.safetensors"
+    if not file.exists():
+        save_masks(prune(model, example[:1], compression=float(compression)), file)
+    masks = load_masks(file, model)
     start = time.perf_counter()
     small = compact(model, example, masks)
-    seconds = time.perf_counter() - start
-    result = bench(
-        model, masks, example, small=small, train_batches=[options.train_batch], onnx=options.onnx,
-        inference_batches=options.inference_batches, repeats=options.repeats, threads=options.threads,
-    )  # fmt: skip
-    print(f"\n{name} at {compression:g}x: compacted and checked in {seconds:.1f} s")
-    print(result)
-    print("widths:", ", ".join(str(m.out_channels) for m in small.modules() if isinstance(m, nn.Conv2d)))
-    ratios = {f"{t.task}, batch {t.batch}": t.ratio for t in result.timings if t.variant == "compact"}
-    if name == "vgg16_bn":
-        for (task, batch, at), wanted in TARGETS.items():
-            if at == compression and f"{task}, batch {batch}" in ratios:
-                got = ratios[f"{task}, batch {batch}"]
-                verdict = "reached" if got >= wanted else "NOT reached"
-                print(f"target {wanted}x for {task}, batch {batch}: {got:.2f}x, {verdict}")
-    row = {"model": name, "compression": compression, "compact_seconds": seconds, "ratios": ratios}
-    row["bench"] = json.loads(result.to_json())
-    if options.profile:
-        row["profile"] = profile(small, options.train_batch)
-    if options.variants:
-        row["variants"] = variants(model, small, options)
-    return row
+    found: dict = {"compact_seconds": time.perf_counter() - start}
+    found["widths"] = [m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)]
+    print(f"\n{row}: compacted and checked in {found['compact_seconds']:.1f} s; widths {found['widths']}", flush=True)
+    shared = {"small": small, "repeats": options.repeats, "threads": options.threads}
+    if "bench" in parts:
+        result = bench(model, masks, example, train_batches=[128], inference_batches=[1, 64], **shared)
+        print(result, flush=True)
+        found["bench"] = json.loads(result.to_json())
+    if "onnx" in parts:
+        result = bench(model, masks, example, train_batches=[], inference_batches=[1, 64], onnx=True, **shared)
+        print(result, flush=True)
+        found["onnx"] = json.loads(result.to_json())
+    if "profile" in parts:
+        found["profile"] = profile(small)
+    if "variants" in parts:
+        found["variants"] = training_variants(model, small, options) | inference_variants(model, small, options)
+    return found
 
 
-def training_step(model: nn.Module, inputs: torch.Tensor):
+def table(folder: Path) -> None:
+    """The ratios of all rows that have been measured."""
+    tasks = [("training step", 128), ("inference", 1), ("inference", 64), ("onnxruntime", 1), ("onnxruntime", 64)]
+    print(f"\n{'times faster than dense':24}" + "".join(f"{f'{task}, {batch}':>19}" for task, batch in tasks))
+    for row in ROWS:
+        path = folder / f"{row.replace(':', '-')}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        timings = [t for part in ("bench", "onnx") if part in found for t in found[part]["timings"]]
+        ratios = {(t["task"], t["batch"]): t["ratio"] for t in timings if t["variant"] == "compact"}
+        cells = [f"{ratios[task]:18.2f}x" if task in ratios else f"{'-':>19}" for task in tasks]
+        print(f"{row + 'x':24}" + "".join(cells))
+        for (task, batch, compression), wanted in TARGETS.items():
+            if row == f"vgg16_bn:{compression}" and (task, batch) in ratios:
+                verdict = "reached" if ratios[task, batch] >= wanted else "NOT reached"
+                print(f"  target {wanted}x for {task}, batch {batch}: {verdict}")
+
+
+def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
+    model.train()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     targets = torch.randint(10, (len(inputs),))
 
@@ -101,7 +120,17 @@ def training_step(model: nn.Module, inputs: torch.Tensor):
     return step
 
 
-def profile(small: nn.Module, batch: int) -> dict:
+def call(model: nn.Module, inputs: torch.Tensor) -> Callable[[], object]:
+    model.eval()
+
+    def run() -> object:
+        with torch.inference_mode():
+            return model(inputs)
+
+    return run
+
+
+def profile(small: nn.Module, batch: int = 128) -> dict:
     """Time by kind of operation in a training step, and forward by layer."""
     twin = copy.deepcopy(small).train()
     inputs = torch.randn(batch, 3, 32, 32)
@@ -119,7 +148,7 @@ def profile(small: nn.Module, batch: int) -> dict:
     print("where a compact training step goes:", ", ".join(f"{key} {share:.0%}" for key, share in shares.items()))
     layers = by_layer(twin, inputs)
     whole = sum(layers.values())
-    print("forward by layer:", ", ".join(f"{key} {value / whole:.0%}" for key, value in layers.items()))
+    print("forward by layer:", ", ".join(f"{key} {value / whole:.0%}" for key, value in layers.items()), flush=True)
     return {"kinds": shares, "layers": {key: value / whole for key, value in layers.items()}}
 
 
@@ -147,43 +176,79 @@ def by_layer(model: nn.Module, inputs: torch.Tensor) -> dict[str, float]:
         marks.clear()
         with torch.no_grad():
             model(inputs)
-        end = time.perf_counter()
-        stops = [start for _, start in marks[1:]] + [end]
+        stops = [start for _, start in marks[1:]] + [time.perf_counter()]
         for (path, start), stop in zip(marks, stops, strict=True):
             samples.setdefault(path, []).append(stop - start)
     for hook in hooks:
         hook.remove()
-    return {path: sorted(values)[len(values) // 2] for path, values in samples.items()}
+    return {path: statistics.median(values) for path, values in samples.items()}
 
 
-def variants(model: nn.Module, small: nn.Module, options: argparse.Namespace) -> dict[str, float]:
-    """Training steps of the compact network in other forms, as ratios to dense; all take turns."""
-    inputs = torch.randn(options.train_batch, 3, 32, 32)
+def training_variants(model: nn.Module, small: nn.Module, options: argparse.Namespace) -> dict:
+    """Training steps in other forms, as ratios to plain dense."""
+    inputs = torch.randn(128, 3, 32, 32)
+    last = inputs.contiguous(memory_format=torch.channels_last)
     bare = copy.deepcopy(small)
     bake(bare)
-    last = copy.deepcopy(small).to(memory_format=torch.channels_last)
     runs = {
-        "dense": training_step(copy.deepcopy(model).train(), inputs),
-        "compact": training_step(copy.deepcopy(small).train(), inputs),
-        "compact, masks off": training_step(bare.train(), inputs),
-        "compact, channels_last": training_step(last.train(), inputs.contiguous(memory_format=torch.channels_last)),
+        "dense": training_step(copy.deepcopy(model), inputs),
+        "dense, channels_last": training_step(copy.deepcopy(model).to(memory_format=torch.channels_last), last),
+        "compact": training_step(copy.deepcopy(small), inputs),
+        "compact, masks off": training_step(bare, inputs),
+        "compact, channels_last": training_step(copy.deepcopy(small).to(memory_format=torch.channels_last), last),
     }
-    if options.compile:
-        runs["compact, compiled"] = training_step(torch.compile(copy.deepcopy(small).train()), inputs)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(2):
-        for run in runs.values():
+    assert attached(small), "the compact network carries its masks"
+    return in_turns("training step, batch 128", runs, options.repeats, 1)
+
+
+def inference_variants(model: nn.Module, small: nn.Module, options: argparse.Namespace) -> dict:
+    """Single images in other forms, as ratios to plain dense."""
+    inputs = torch.randn(1, 3, 32, 32)
+    last = inputs.contiguous(memory_format=torch.channels_last)
+    runs: dict[str, Callable[[], object]] = {}
+    for name, network in (("dense", model), ("compact", small)):
+        plain = copy.deepcopy(network).eval().requires_grad_(False)
+        bake(plain)
+        fused = folded(plain)
+        runs[name] = call(plain, inputs)
+        runs[f"{name}, channels_last"] = call(copy.deepcopy(plain).to(memory_format=torch.channels_last), last)
+        runs[f"{name}, norms folded"] = call(fused, inputs)
+        both = copy.deepcopy(fused).to(memory_format=torch.channels_last)
+        runs[f"{name}, norms folded, channels_last"] = call(both, last)
+        if options.compile:
+            runs[f"{name}, compiled"] = call(torch.compile(copy.deepcopy(plain)), inputs)
+    return in_turns("inference, batch 1", runs, 3 * options.repeats, 5)
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """A copy with every batch norm that follows a convolution in a sequence folded into it."""
+    model = copy.deepcopy(model)
+    for sequence in [m for m in model.modules() if isinstance(m, nn.Sequential)]:
+        for place in range(len(sequence) - 1):
+            first, second = sequence[place], sequence[place + 1]
+            if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
+                sequence[place], sequence[place + 1] = fuse_conv_bn_eval(first, second), nn.Identity()
+    return model
+
+
+def in_turns(title: str, runs: dict[str, Callable[[], object]], repeats: int, loops: int) -> dict:
+    """Median seconds of each, taken in turns, and how many times faster than the first."""
+    for run in runs.values():
+        for _ in range(2):
             run()
-    for _ in range(options.repeats):
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
         for name, run in runs.items():
             start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: sorted(values)[len(values) // 2] for name, values in seconds.items()}
-    ratios = {name: medians["dense"] / value for name, value in medians.items()}
-    print("training step, faster than dense:", ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items()))
-    assert attached(small), "the compact network carries its masks"
-    return ratios
+            for _ in range(loops):
+                run()
+            seconds[name].append((time.perf_counter() - start) / loops)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    first = next(iter(medians.values()))
+    print(title)
+    for name, value in medians.items():
+        print(f"  {name:38}{value * 1e3:9.2f} ms{first / value:8.2f}x", flush=True)
+    return {title: medians}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from blocks import CausalAttention, SelfAttention, residual
 from checks import untouched
 from compact_twins import random_masks, without
 from strategies import networks
@@ -39,7 +40,7 @@ def compare(model, example, masks):
 def test_the_flow_and_every_score_stay(network, density, units, seed):
     masks = random_masks(network.model, density, units, seed)
     with untouched(network.model):
-        compare(network.model, network.example[:1], masks)
+        compare(network.model, network.example, masks)
 
 
 def test_units_go_that_training_would_wake():
@@ -72,3 +73,24 @@ def test_one_outline_serves_shrinking_masks_and_uncut_weights_are_shared():
     again = cut_down(known, masks)
     assert again.kept["2.weight"] == {0: [1, 2, 3], 1: [0, 1]}
     assert cut_down(known, masks) == again
+
+
+def test_code_that_reshapes_to_fixed_sizes_keeps_its_heads():
+    model = nn.Sequential(CausalAttention(2, 2), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in model.named_parameters() if w.dim() > 1}
+    masks["0.out.weight"] = without(model, "0.out.weight", 1, [0, 1])
+    masks["3.weight"] = without(model, "3.weight", 1, [1])
+    found, small = compare(model, torch.ones(1, 3, 4).double(), masks)
+    assert found.kept.keys() == {"1.weight", "1.bias", "3.weight"}
+    assert small[0].v.out_features == 4
+    model = nn.Sequential(CausalAttention(1, 2), nn.Linear(2, 2)).double()
+    masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in model.named_parameters() if w.dim() > 1}
+    masks["0.out.weight"] = without(model, "0.out.weight", 1, [0])
+    compare(model, torch.ones(1, 3, 2).double(), masks)
+
+
+def test_an_attention_that_is_all_dead_still_runs():
+    model = nn.Sequential(residual(SelfAttention(1, 1)), nn.Linear(1, 2)).double()
+    masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in model.named_parameters() if w.dim() > 1}
+    masks["0.left.0.attention.out_proj.weight"][:] = False
+    compare(model, torch.ones(1, 3, 1).double(), masks)

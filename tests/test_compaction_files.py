@@ -111,6 +111,32 @@ def test_damage_and_mistakes_are_named(small, tmp_path):
         load_compact(mlp(), folder)
 
 
+def test_a_record_from_elsewhere_may_only_name_indices_and_sizes(small, tmp_path):
+    folder = tmp_path / "small"
+    save_compact(small, folder)
+    path = folder / "compaction.json"
+    about = json.loads(path.read_text())
+
+    def load(change):
+        altered = copy.deepcopy(about)
+        change(altered)
+        path.write_text(json.dumps(altered))
+        with pytest.raises(SynflowError, match="is damaged"):
+            load_compact(mlp(), folder)
+
+    load(lambda a: a["sha256"].update({"../../etc/passwd": "0"}))
+    load(lambda a: a["sha256"].pop("weights.safetensors"))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": [0, 6]}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": [-1]}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": ["x"]}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"7": [0]}))
+    load(lambda a: a["compaction"]["attributes"].update({"0": {"forward": 1}}))
+    load(lambda a: a["compaction"]["attributes"].update({"0": {"in_features": "3"}}))
+    load(lambda a: a["compaction"]["attributes"].update({"nowhere": {"in_features": 3}}))
+    load(lambda a: a.pop("compaction"))
+    load(lambda a: a.update(compaction=[]))
+
+
 @pytest.mark.parametrize("name", ["grouped_depthwise", "encoder_layer", "residual", "gru", "tied_autoencoder"])
 def test_expanded_weights_have_dense_names_shapes_and_the_same_outputs(name):
     sample = ZOO[name]()

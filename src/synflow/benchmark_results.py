@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,8 @@ class Benchmark:
         """All figures as JSON text, which is also written to a file if one is named."""
         text = json.dumps(dataclasses.asdict(self), indent=1)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            with _replacing(path) as temporary:
+                temporary.write_text(text + "\n")
         return text
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -81,7 +84,8 @@ class Benchmark:
         axes.set_xticks(range(len(groups)), [f"{task}\nbatch {batch}" for task, batch in groups])
         axes.set_ylabel("time, dense = 1")
         axes.legend()
-        figure.savefig(path)
+        with _replacing(path) as temporary:
+            figure.savefig(temporary)
 
     def __str__(self) -> str:
         lines = [f"{'':24}{'variant':>10}{'median':>12}{'quartiles':>22}{'faster':>9}"]
@@ -101,6 +105,19 @@ class Benchmark:
             lines.append(line + (f"{_bytes(s.onnx_bytes or 0):>10}" if onnx else ""))
         lines.append(", ".join(f"{key} {value}" for key, value in self.settings.items()))
         return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside the path, of the same kind, that takes its place once it is complete."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _seconds(value: float) -> str:

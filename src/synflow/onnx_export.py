@@ -55,6 +55,8 @@ def onnx_session(path: str | os.PathLike[str], threads: int = 0) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    # Idle threads of one session must not take the processor from another that is measured beside it.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
 
 

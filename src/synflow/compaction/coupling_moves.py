@@ -115,6 +115,7 @@ def parts(c: Coupling, step: Step) -> None:
         if drop:
             cut = [None if axis is None else axis.select(dim, 0) for own, axis in enumerate(cut) if own != dim]
         elif length == 1:
+            c.units.freeze(cut[dim], "a part of size one can't shrink")
             cut[dim] = None
         c.axes[number] = cut
 

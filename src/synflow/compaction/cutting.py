@@ -1,4 +1,4 @@
-"""Cutting a network down while it is being pruned: traced once, cut as often as units die, nothing checked.
+"""Cutting a network down while it is being pruned: traced once, cut as often as units die, values not compared.
 
 This is for scores, which are taken of a network as it is, not for training: a unit may go when its flow is zero or is
 read by nobody. The flow of the cut network is that of the masked one, and so are the scores of the weights that are
@@ -7,7 +7,8 @@ left; those of the weights that were cut are zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,11 +19,12 @@ from ..network import arguments, private_copy
 from .attention import open_attentions
 from .coupling import Coupling
 from .coupling_rules import couple
+from .operations import VIEWS
 from .plan import POLICIES, kept_indices, remembered_sizes
 from .proof import alive_as_it_is
 from .removal import choose_units
 from .surgery import Indices, shrink, tensors
-from .tape import Tape, mark_outputs, recording
+from .tape import Tape, mark_outputs, recording, tensors_in
 
 __all__ = ["Cut", "Outline", "cut_down", "outline"]
 
@@ -34,6 +36,7 @@ class Outline:
     """What is known of a model before there are masks: its operations in eval mode, and what shrinks together."""
 
     model: nn.Module
+    example: Any
     coupling: Coupling
 
 
@@ -55,14 +58,16 @@ def outline(model: nn.Module, example: Any) -> Outline:
     """Run a copy of the model once, in eval mode, and find out what shrinks together."""
     work = private_copy(model)
     flexible = open_attentions(work)
-    tape, (args, kwargs) = Tape(), arguments(example)
-    with torch.random.fork_rng(devices=[]), recording(work, tape, training=False):
-        mark_outputs(tape, work(*args, **kwargs))
-    return Outline(work, couple(tape.used(), flexible))
+    tape = Tape()
+    with recording(work, tape, training=False):
+        mark_outputs(tape, _run(work, example))
+    return Outline(work, example, couple(tape.used(), flexible))
 
 
 def cut_down(known: Outline, masks: Mapping[str, Tensor]) -> Cut:
     """What is left of a network under masks by the names of its parameters.
+
+    Where code reshapes to sizes of its own, so that the cut network would not run, heads and the like stay whole.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> known = outline(model, torch.ones(1, 3))
@@ -74,6 +79,38 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor]) -> Cut:
     """
     coupling = known.coupling
     alive = alive_as_it_is(coupling.tape, tensors(known.model), masks)
-    gone = choose_units(coupling, alive)
-    kept, _ = kept_indices(coupling, gone)
-    return Cut(kept, remembered_sizes(known.model, coupling, gone, POLICIES[0]))
+    for frozen in _less_and_less(known):
+        gone = choose_units(coupling, alive, dict.fromkeys(frozen, "it is reshaped"))
+        kept, _ = kept_indices(coupling, gone)
+        cut = Cut(kept, remembered_sizes(known.model, coupling, gone, POLICIES[0]))
+        if not kept or _runs(cut.apply(known.model), known):
+            return cut
+    return Cut({}, {})
+
+
+def _less_and_less(known: Outline) -> Iterator[set[int]]:
+    """Units to be left alone: none, those inside of heads, all of tensors that the model's own code reshapes."""
+    coupling = known.coupling
+    yield set()
+    columns = {unit for ids in coupling.units.columns for unit in ids.unique().tolist()}
+    if columns:
+        yield columns
+    views = [step for step in coupling.tape.steps if step.name in VIEWS]
+    views = [step for step in views if not isinstance(known.model.get_submodule(step.module), nn.Linear)]
+    reshaped = {number for step in views for number in (*step.inputs, *step.outputs)}
+    axes = [ids for number in reshaped for ids in coupling.of(number) if ids is not None]
+    yield columns | {unit for ids in axes for unit in ids.unique().tolist()}
+
+
+def _runs(small: nn.Module, known: Outline) -> bool:
+    tape = known.coupling.tape
+    with suppress(Exception):
+        shapes = {tuple(t.shape) for t in tensors_in(_run(small, known.example)) if t.is_floating_point()}
+        return shapes <= {tape.shapes[number] for number in tape.outputs}
+    return False
+
+
+def _run(model: nn.Module, example: Any) -> Any:
+    args, kwargs = arguments(example)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        return model.eval()(*args, **kwargs)

@@ -68,9 +68,16 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
     """The compact network of a folder, from a dense model of the same kind (a fresh one; it is not changed)."""
     folder = Path(folder)
     about = _read(folder)
-    compaction = _record(about["compaction"])
     small = copy.deepcopy(dense_model)
     bake(small)
+    try:
+        compaction = _record(about["compaction"])
+        _check(compaction, small)
+        training = bool(about["training"])
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as cause:
+        if isinstance(cause, SynflowError):
+            raise
+        raise SynflowError(f"{folder / _RECORD} is damaged: {type(cause).__name__}: {cause}") from cause
     dense = {name: tuple(tensor.shape) for name, tensor in tensors(small).items()}
     for name, shape in compaction.shapes.items():
         if dense.get(name) != shape:
@@ -95,7 +102,7 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
             tensor.copy_(weights[name])
     if _MASKS in about["sha256"]:
         attach(small, load_masks(folder / _MASKS, small))
-    small.train(about["training"])
+    small.train(training)
     object.__setattr__(small, "compaction", compaction)
     return small
 
@@ -111,7 +118,11 @@ def _read(folder: Path) -> dict[str, Any]:
         raise SynflowError(f"{path} is damaged: {cause}") from cause
     if version != FORMAT:
         raise SynflowError(f"{path} has format {version}, this version of synflow reads format {FORMAT}")
+    if not isinstance(files, dict) or _WEIGHTS not in files:
+        raise SynflowError(f"{path} is damaged: it does not list {_WEIGHTS}")
     for name, digest in files.items():
+        if name not in (_WEIGHTS, _MASKS):  # the names of a file from elsewhere lead nowhere else
+            raise SynflowError(f"{path} is damaged: it speaks of a file {name!r}")
         if not (folder / name).is_file():
             raise SynflowError(f"{folder}: {name} is missing")
         if _digest(folder / name) != digest:
@@ -130,6 +141,21 @@ def _record(stored: dict[str, Any]) -> Compaction:
         difference=stored["difference"],
         modes=tuple(stored["modes"]),
     )
+
+
+def _check(compaction: Compaction, model: nn.Module) -> None:
+    """A record from elsewhere may name indices and sizes of the model, and nothing more."""
+    for name, dims in compaction.kept.items():
+        for dim, indices in dims.items():
+            size = compaction.shapes[name][dim]
+            for line in indices if indices and isinstance(indices[0], list) else [indices]:
+                if not line or not all(type(i) is int and 0 <= i < size for i in line):
+                    raise ValueError(f"indices of {name} along dimension {dim} are not all within 0 and {size - 1}")
+    for path, values in compaction.attributes.items():
+        module = model.get_submodule(path)
+        for name, value in values.items():
+            if type(vars(module).get(name)) is not int or type(value) is not int or value < 1:
+                raise ValueError(f"{path}.{name} is no size that could become {value!r}")
 
 
 def _digest(path: Path) -> str:

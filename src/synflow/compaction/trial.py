@@ -19,7 +19,7 @@ from .proof import alive_in_training
 from .record import Compaction
 from .removal import choose_units, dead_units
 from .surgery import Indices, shrink, tensors
-from .tape import Tape, mark_outputs, recording
+from .tape import Tape, mark_outputs, recording, tensors_in
 from .verification import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
 
 __all__ = ["Trial"]
@@ -60,8 +60,12 @@ class Trial:
             tape = tape.used()
             self.notes += _unused(work, tape)
             return tape, flexible
-        assert problem is not None
-        raise problem
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or "no tensors"
+        raise SynflowError(
+            f"{type(masked).__name__} does not run on an example of shape {shapes}: "
+            f"{type(problem).__name__}: {problem}; "
+            "pass inputs that the model takes, a tuple for several or a dict for named ones"
+        ) from problem
 
     def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> None:
         self.training_example = self.example
