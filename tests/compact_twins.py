@@ -4,6 +4,7 @@ import copy
 
 import torch
 
+from synflow.compaction import compact
 from synflow.compaction.surgery import cut, tensors
 from synflow.compaction.tape import tensors_in
 from synflow.compaction.verification import double, inputs_like, run
@@ -89,3 +90,19 @@ def outputs_equal(model, small, masks, example, training=False):
     with torch.no_grad():
         pairs = zip(*(_all(run(twin, inputs_like(example, 77), training)) for twin in twins), strict=True)
         return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def width(small, layer="0"):
+    """How many units a layer has."""
+    return small.get_submodule(layer).weight.shape[0]
+
+
+def check(model, masks, example):
+    """Compact, by proof alone; outputs and five steps of training must be the same."""
+    small = compact(model, example, masks)
+    assert not small.compaction.notes  # the proof was enough: nothing was left to the check to find
+    for training in (False, True):
+        assert outputs_equal(model, small, masks, example, training) <= 1e-10
+    for optimizer in ("sgd", "adamw"):
+        train_twins(model, small, masks, example, steps=5, optimizer=optimizer)
+    return small

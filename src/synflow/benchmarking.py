@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from .onnx_export import export_onnx, feeds, onnx_session
 __all__ = ["bench"]
 
 Run = Callable[[], object]
-SHORTEST = 0.005  # seconds that one measurement lasts at least
+# Task, batch size, and how to get it ready: copies of models and sessions live only while they are measured.
+Plan = tuple[str, int, Callable[[], dict[str, Run]]]
+SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
 
 
 def bench(
@@ -72,19 +75,15 @@ def bench(
             files = {}
             if onnx or openvino:
                 files = {name: export_onnx(m, example, Path(folder, f"{name}.onnx")) for name, m in variants.items()}
-            plans: list[tuple[str, int, dict[str, Run]]] = []
+            plans: list[Plan] = []
             for size in train_batches:
-                stepped = {name: _training(m, inputs[size], loss, compile) for name, m in variants.items()}
-                plans.append(("training step", size, stepped))
+                plans.append(("training step", size, partial(_each, _training, variants, inputs[size], loss, compile)))
             for size in inference_batches:
-                plans.append(
-                    ("inference", size, {n: _inference(m, inputs[size], compile) for n, m in variants.items()})
-                )
-                if onnx:
-                    plans.append(("onnxruntime", size, {n: _runtime(f, inputs[size]) for n, f in files.items()}))
-                if openvino:
-                    plans.append(("openvino", size, {n: _openvino(f, inputs[size]) for n, f in files.items()}))
-            timings = list(_measure(plans, repeats, warmup, progress))
+                plans.append(("inference", size, partial(_each, _inference, variants, inputs[size], compile)))
+            for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
+                if onnx if task == "onnxruntime" else openvino:
+                    plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
+            timings = list(_measure(plans, len(variants), repeats, warmup, progress))
             peaks = _peaks(plans, device)
             sizes = {name: _size(name, m, example, files.get(name)) for name, m in variants.items()}
         settings = {
@@ -171,13 +170,15 @@ def _openvino(path: Path, inputs: Any) -> Run:
     return lambda: compiled(given)
 
 
-def _measure(
-    plans: list[tuple[str, int, dict[str, Run]]], repeats: int, warmup: int, progress: bool
-) -> Iterator[Timing]:
-    total = sum(repeats * len(runs) for _, _, runs in plans)
-    with tqdm(total=total, desc="bench", disable=not progress, leave=False) as bar:
-        for task, size, runs in plans:
+def _each(make: Callable[..., Run], variants: Mapping[str, Any], *args: Any) -> dict[str, Run]:
+    return {name: make(variant, *args) for name, variant in variants.items()}
+
+
+def _measure(plans: list[Plan], count: int, repeats: int, warmup: int, progress: bool) -> Iterator[Timing]:
+    with tqdm(total=repeats * count * len(plans), desc="bench", disable=not progress, leave=False) as bar:
+        for task, size, get_ready in plans:
             bar.set_postfix_str(f"{task}, batch {size}")
+            runs = get_ready()
             loops = {}
             for name, run in runs.items():
                 for _ in range(warmup):
@@ -215,13 +216,16 @@ def _quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _peaks(plans: list[tuple[str, int, dict[str, Run]]], device: torch.device) -> dict[str, dict[str, int]]:
+def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]:
     """Bytes allocated at most, on top of the weights, at the largest batch of each task that torch runs."""
     peaks: dict[str, dict[str, int]] = {}
     for task in ("training step", "inference"):
-        runs = max(((size, runs) for kind, size, runs in plans if kind == task), key=lambda p: p[0], default=None)
-        if runs is not None:
-            peaks[task] = {name: peak_memory(run, device) for name, run in runs[1].items()}
+        largest = max((plan for plan in plans if plan[0] == task), key=lambda plan: plan[1], default=None)
+        if largest is not None:
+            peaks[task] = {}
+            for name, run in largest[2]().items():
+                run()  # an optimizer's first step makes its state
+                peaks[task][name] = peak_memory(run, device)
     return peaks
 
 

@@ -114,9 +114,10 @@ def parts(c: Coupling, step: Step) -> None:
         cut = [axis if axis is None or axis.shape[dim] == 1 else axis.narrow(dim, start, length) for axis in source]
         if drop:
             cut = [None if axis is None else axis.select(dim, 0) for own, axis in enumerate(cut) if own != dim]
-        elif length == 1:
+        elif length <= 1:
             c.units.freeze(cut[dim], "a part of size one can't shrink")
-            cut[dim] = None
+            cut = [None if own == dim or (axis is not None and not axis.numel()) else axis
+                   for own, axis in enumerate(cut)]  # fmt: skip
         c.axes[number] = cut
 
 

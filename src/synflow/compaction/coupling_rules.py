@@ -102,6 +102,9 @@ def _embedding(c: Coupling, step: Step) -> None:
 
 def _batch_norm(c: Coupling, step: Step) -> None:
     source = c.of(step.inputs[0])
+    for dim, ids in enumerate(source):
+        if dim != 1:  # weights that are standardised, seen as an image
+            c.units.freeze(ids, "a batch norm takes its statistics over it")
     channel = source[1]
     for part in batch_norm_parts(step):
         ids = c.vector_of(part, channel)

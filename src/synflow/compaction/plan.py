@@ -19,7 +19,7 @@ _SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
 # Which numbers that a module remembers are sizes that have changed can only be told by their names, or by trying: a
 # table of 32 buckets is no width of 32, and of two heads of two channels perhaps only the heads have changed. A policy
 # says which names are taken for sizes, and which of them if sizes of one number have changed differently.
-_SIZE = r"head|dim|size|width|inner|embed|hidden|feature|channel|group|split|planes|^nf$|^n_|^[a-z]$"
+_SIZE = r"head|dim|size|width|inner|embed|hidden|feature|channel|chs|group|split|planes|^nf$|^n_|^[a-z]$"
 POLICIES = tuple(
     (re.compile(sure), re.compile(doubtful))
     for sure, doubtful in ((_SIZE, r"heads?$"), ("", r"heads?$"), (_SIZE, r"(head|group)s?$"), ("", ""), (_SIZE, "$^"))

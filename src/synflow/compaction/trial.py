@@ -120,6 +120,9 @@ class Trial:
         if plan is None:  # the quick check has let something pass
             accepted = grow([], accepted, quick=False)
             plan = self.attempt(frozen(accepted))
+        if plan is None:  # some of them need each other
+            accepted = []
+            plan = self.attempt(dict.fromkeys(range(len(self.coupling.roots)), reason))
         if plan is None:
             raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
         left = len(going) - len(accepted)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,9 +106,16 @@ def _plain(example: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet(seed: int, dtype: torch.dtype) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly(dtype):
-        torch.default_generator.manual_seed(seed)
-        yield
+    others = random.getstate(), np.random.get_state()  # noqa: NPY002 -- some models draw what they mask from these
+    try:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly(dtype):
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
 
 
 def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:
