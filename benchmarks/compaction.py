@@ -97,7 +97,8 @@ def table(folder: Path) -> None:
         if not path.exists():
             continue
         found = json.loads(path.read_text())
-        timings = [t for part in ("bench", "onnx") if part in found for t in found[part]["timings"]]
+        timings = found["bench"]["timings"] if "bench" in found else []
+        timings += [t for t in found["onnx"]["timings"] if t["task"] == "onnxruntime"] if "onnx" in found else []
         ratios = {(t["task"], t["batch"]): t["ratio"] for t in timings if t["variant"] == "compact"}
         cells = [f"{ratios[task]:18.2f}x" if task in ratios else f"{'-':>19}" for task in tasks]
         print(f"{row + 'x':24}" + "".join(cells))

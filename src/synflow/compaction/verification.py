@@ -25,6 +25,7 @@ __all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_l
 # with operations that have no other.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
 SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
+LARGE = 100_000  # numbers in one input, from which on a single one is enough
 _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
@@ -93,11 +94,16 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dt
 
 
 def shortened(example: Any) -> list[Any]:
-    """The first two of a batch, which tell as much as all of it, if all tensors have the same length."""
-    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(example)}
-    if len(lengths) != 1 or lengths.pop() <= 2:
+    """The first two of a batch, of large inputs the first: they tell as much as all, if all tensors have one length."""
+    given = tensors_in(example)
+    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in given}
+    if len(lengths) != 1:
         return []
-    return [pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))]
+    length = lengths.pop()
+    few = 1 if length and sum(tensor.numel() for tensor in given) > LARGE * length else 2
+    if length <= few:
+        return []
+    return [pytree.tree_map(lambda leaf: leaf[:few] if isinstance(leaf, Tensor) else leaf, _plain(example))]
 
 
 def _plain(example: Any) -> Any:
