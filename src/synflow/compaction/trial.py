@@ -24,6 +24,8 @@ from .verification import DifferenceError, compare, double, first_difference, in
 
 __all__ = ["Trial"]
 
+ATTEMPTS = 40  # enough to find three or four bad families among a hundred
+
 
 class Trial:
     """One model under compaction: what was found out about it, and attempts at cutting it."""
@@ -97,7 +99,8 @@ class Trial:
         return plan or self.search(whole_heads)
 
     def search(self, fixed: Mapping[int, str]) -> Compaction:
-        """Leave out the families of units that make the check fail."""
+        """Leave out the families of units that make the check fail, and those that there is no time to try."""
+        attempts = ATTEMPTS
         reason = f"without it the model fails the check: {self.failure}"
         gone = choose_units(self.coupling, self.alive, fixed)
         groups = families(self.coupling)
@@ -108,9 +111,11 @@ class Trial:
             return {**fixed, **{unit: reason for family in left_out for unit in groups[family]}}
 
         def grow(accepted: list[int], candidates: list[int], quick: bool) -> list[int]:
-            if self.attempt(frozen([*accepted, *candidates]), quick) is not None:
+            nonlocal attempts
+            attempts -= 1
+            if attempts >= 0 and self.attempt(frozen([*accepted, *candidates]), quick) is not None:
                 return [*accepted, *candidates]
-            if len(candidates) <= 1:
+            if attempts <= 0 or len(candidates) <= 1:
                 return accepted
             half = len(candidates) // 2
             return grow(grow(accepted, candidates[:half], quick), candidates[half:], quick)
@@ -118,6 +123,7 @@ class Trial:
         accepted = grow([], going, quick=True)
         plan = self.attempt(frozen(accepted))
         if plan is None:  # the quick check has let something pass
+            attempts = ATTEMPTS
             accepted = grow([], accepted, quick=False)
             plan = self.attempt(frozen(accepted))
         if plan is None:  # some of them need each other
