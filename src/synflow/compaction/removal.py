@@ -117,8 +117,9 @@ def _joints(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
 
 
 def _keep_one(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
-    """No dimension of a parameter becomes empty."""
-    for number in coupling.tape.leaves:
+    """No dimension of a parameter becomes empty: one at a time, from the outputs on, since what it reads stays too."""
+    last_use = {number: place for place, step in enumerate(coupling.tape.steps) for number in step.inputs}
+    for number in sorted(coupling.tape.leaves, key=lambda leaf: -last_use.get(leaf, -1)):
         for dim, ids in enumerate(coupling.axes.get(number, ())):
             if ids is None:
                 continue
@@ -127,6 +128,7 @@ def _keep_one(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
             if len(lines) == 1 and bool(gone[lines].all()):
                 gone[lines[0, 0]] = False
                 coupling.units.asides[int(lines[0, 0])] = "one unit at least must stay"
+                return
 
 
 def _even_out(coupling: Coupling, root: Tensor, gone: Tensor) -> None:
