@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,13 +11,16 @@ from torch import Tensor
 
 from .allocation import keep_best
 from .linearization import Arithmetic
-from .measurement import absolute, measure
+from .measurement import Measurement, absolute, measure
 from .network import Network
 from .streams import count, lightest
 
 # log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
 # the number of paths of any network, so that paths with more weights vanish beside those with fewer.
 _TINY = 1 << 20
+
+# While a layer has this many weights on average, whole parts of it are tried at once.
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ def single_length(network: Network) -> bool:
     return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
 
 
+def repeats(network: Network) -> bool:
+    """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
+    degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
+    return degrees is None or bool((degrees[1] > 1).any())
+
+
 def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
     """The fewest weights that leave a path: as `fewest_weights`, with a weight that is used repeatedly counted once."""
     fewest = fewest_weights(network, masks)
@@ -95,12 +105,34 @@ def shortest_path(
         result = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting(sources))
         live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
         total = sum(int(mask.sum()) for mask in live.values())
+        if total > FEW * len(live) and (bold := _thinned(network, result, live, magnitudes, sources)):
+            current = bold
+            continue
         # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.
         drop = max(lightest(result.scores, live, 0.99 * result.value), 1)
         least = min(float(s[live[n]].min()) for n, s in result.scores.items() if bool(live[n].any())) if total else 0.0
         if total == 0 or least >= result.value * (1 - 1e-4):
             return live
         current = keep_best(result.scores, live, total - drop)
+
+
+def _thinned(
+    network: Network, flow: Measurement, live: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], sources: bool
+) -> dict[str, Tensor] | None:
+    """The best few of each layer, where a path with as few weights is among them."""
+    fewest = round(-flow.log2 / _TINY)
+    for share in (0.1, 0.4):
+        kept = {}
+        for name, mask in live.items():
+            number = math.ceil(count({name: mask}) * share)
+            kept.update(keep_best({name: flow.scores[name]}, {name: mask}, number))
+        tried = measure(
+            network, magnitudes={name: magnitude * kept[name] for name, magnitude in magnitudes.items()},
+            leaf_exponent=-_TINY, arithmetic=_counting(sources), gradients=False,
+        )  # fmt: skip
+        if tried.value > 0 and round(-tried.log2 / _TINY) == fewest:
+            return kept
+    return None
 
 
 def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

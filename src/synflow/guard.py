@@ -7,14 +7,14 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .allocation import keep_best
-from .connectivity import connected
+from .connectivity import connected, repeats
 from .measurement import Measurement
 from .network import Network
 from .streams import count, lightest, total_score
@@ -52,14 +52,14 @@ def remove(
     always: bool,
     allocate: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     anywhere: bool = False,
-    rescue: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    rescue: Callable[[], Iterator[dict[str, Tensor]]] | None = None,
 ) -> Removal:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
     they stay below the flow itself. `allocate` gives the masks to aim at by other scores, for when they do not; with
-    `anywhere`, weights of `wanted` may go in place of others; `rescue` allocates around a path. Where the measurement
-    is loose, a path is looked for after each removal.
+    `anywhere`, weights of `wanted` may go in place of others; `rescue` yields other masks of the wanted size. Where the
+    measurement is loose, a path is looked for after each removal.
     """
     going = {name: masks[name] & ~wanted[name] for name in masks}
     lost = total_score(flow.scores, going)
@@ -74,17 +74,15 @@ def remove(
     proved = not flow.loose
     if lost >= limit:
         number = lightest(flow.scores, going, flow.value * margin)
-        if not always and number < everything // BOLD:
+        if not always and (number < everything // BOLD or repeats(network)):
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound timid. A path
             # that is found is as good a proof as one that is promised.
             number, proved = everything, False
             if rescue is not None and not connected(network, wanted):
-                # Weights that a term meets once rank below those it meets many times, the last path among them: keep
-                # one path in any case and take the step around it.
-                around = rescue(flow.scores)
-                if connected(network, around):
-                    lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
-                    return Removal(around, _fraction(lost, flow), complete=True)
+                for around in rescue():
+                    if connected(network, around):
+                        lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
+                        return Removal(around, _fraction(lost, flow), complete=True)
     while number > 0:
         staying = keep_best(flow.scores, going, everything - number)
         gone = {name: going[name] & ~staying[name] for name in going}

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from .errors import SynflowError
-from .flow import Degrees, Flow, as_flow, flows, scaled
+from .flow import Degrees, Flow, as_flow, flows, mapped, scaled
 from .modes import SafeMode
+from .sensitivity import Sensitivity, widened
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -33,13 +34,16 @@ class Arithmetic:
 
     `shifts` counts vectors that are added on the way (biases, norm shifts); `sources` counts other constants that enter
     (class tokens, position tables). Without both, only terms that start at inputs alone remain. Where `inputs` is a
-    list, the inputs are collected there and followed back. `divide` applies divisors; a pass that counts weights per
-    term leaves them out. `saturate` computes in the booleans: one where there is flow, zero where there is none.
+    list, the inputs are collected there and followed back. With `shared`, the two sides of a gate or of attention share
+    the flow between them, so that weights before many gates do not count 2, 4, 8, ... times. `divide` applies
+    divisors; a pass that counts weights per term leaves them out. `saturate` computes in the booleans: one where there
+    is flow, zero where there is none.
 
     What a pass finds out: `had_shifts`, whether shifts counted; `loose`, whether flow came from a source or a stand-in
     held part of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what
     leaves the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were
-    also used otherwise; `notes` for the certificate.
+    also used otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight);
+    `notes` for the certificate.
     """
 
     shifts: bool = True
@@ -53,6 +57,8 @@ class Arithmetic:
     watched: dict[int, str] | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     untapped: set[str] = field(default_factory=set)
+    captured: dict[int, Sensitivity] | None = None
+    shared: bool = False
 
 
 class _Saturate(torch.autograd.Function):
@@ -97,6 +103,9 @@ WEIGHTED = frozenset(
     linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     """.split()
 )
+# Rules that can leave a weight gradient as factors.
+CAPTURING = WEIGHTED | {"matmul", "mm"}
+HALF = (torch.float16, torch.bfloat16)
 ALIASES = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "concat": "cat",
     "concatenate": "cat", "clip": "clamp", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
@@ -130,6 +139,7 @@ def composite(rule: Rule) -> Rule:
         with active_mode():
             return rule(function, *args, **kwargs)
 
+    run.composite = True  # type: ignore[attr-defined]
     return run
 
 
@@ -203,12 +213,26 @@ class LinearizationMode(SafeMode):
         try:
             torch._C._set_grad_enabled(self.gradients)
             if rule is not None:
+                if self.arithmetic.captured and name not in CAPTURING and not hasattr(rule, "composite"):
+                    args, kwargs = self.widened(args, kwargs)
                 return self._apply(rule, name, func, args, kwargs)
             if name.endswith("_") and not name.endswith("__"):
                 return self._in_place(name, args, kwargs)
         finally:
             torch._C._set_grad_enabled(before)
         raise NoRuleError(self._no_rule(name, func))
+
+    def widened(self, args: Any, kwargs: Any) -> Any:
+        """Half-precision weights, which only layers read as they are, in the precision of the flow."""
+        captured = self.arithmetic.captured or {}
+
+        def wide(leaf: Any) -> Any:
+            if not isinstance(leaf, Flow) or leaf.dtype not in HALF or id(leaf) not in captured:
+                return leaf
+            data = widened(leaf, captured[id(leaf)], torch.float32)
+            return as_flow(data, leaf.exponent, leaf.degrees)
+
+        return mapped(wide, (args, kwargs))
 
     def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         name = getattr(func, "__name__", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,14 +17,19 @@ from torch.utils import _pytree as pytree
 from . import rules  # noqa: F401  (fills the table of rules)
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
+from .lightest import not_finite
 from .linearization import Arithmetic, LinearizationMode, collected
 from .modes import plain_tensors
 from .network import Network, isolated, restoring
+from .sensitivity import Sensitivity
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The flow R = value * 2**exponent, and for each weight its score in units of 2**exponent."""
+    """The flow R = value * 2**exponent, and for each weight its score in units of 2**exponent.
+
+    A lazy measurement has `sensitivities` in place of scores.
+    """
 
     value: float
     exponent: int
@@ -35,6 +40,7 @@ class Measurement:
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     loose: bool = False
     input_reached: bool = True
+    sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
 
     @property
     def log2(self) -> float:
@@ -55,14 +61,14 @@ def measure(
     leaf_exponent: int = 0,
     arithmetic: Arithmetic | None = None,
     trace: bool = False,
-    into: dict[str, Tensor] | None = None,
+    lazy: bool = False,
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
 
     The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False`
     leaves out biases; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
     adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
-    Scores are written into the tensors of `into`, where given.
+    `lazy` leaves the scores as factors, to be multiplied out a block at a time.
     """
     how = arithmetic or Arithmetic(shifts=shifts)
     notes: dict[str, None] = {}
@@ -72,11 +78,15 @@ def measure(
     for index, (name, magnitude) in enumerate(magnitudes.items()):
         tracked = _once(len(magnitudes), index) if trace else None
         leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), leaf_exponent, tracked)
+    sensitivities = {name: Sensitivity(leaf.shape) for name, leaf in leaves.items()}
+    if lazy:
+        how.captured = {id(leaf): sensitivities[name] for name, leaf in leaves.items()}
     follow = gradients or how.inputs is not None
     with isolated(network.seed, network.device):
         network.model.eval()
         network.replace(leaves)
-        dtype = next(iter(leaves.values())).dtype
+        wide = any(leaf.dtype == torch.float64 for leaf in leaves.values())
+        dtype = torch.float64 if wide else torch.float32
         cast_rest(network, dtype)
         zero = np.zeros(len(leaves), dtype=np.int64)
         example = pytree.tree_map(
@@ -92,23 +102,36 @@ def measure(
         if not math.isfinite(value):
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
         weights = leaves if gradients else {}
-        scores = _scores(total, weights, {} if into is None else into, how.inputs or []) if follow else {}
+        scores = _scores(total, weights, sensitivities if lazy else None, how.inputs or []) if follow else {}
     notes.update(how.notes)
     units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
     return Measurement(
-        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, _reached(how)
-    )
+        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, _reached(how),
+        sensitivities if lazy else {},
+    )  # fmt: skip
 
 
 @plain_tensors
 def absolute(
-    network: Network, masks: Mapping[str, Tensor] | None, power: int = 1, notes: dict[str, None] | None = None
+    network: Network,
+    masks: Mapping[str, Tensor] | None,
+    power: int = 1,
+    notes: dict[str, None] | None = None,
+    *,
+    half: bool = False,
+    only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """|w| ** power under the masks, in at least single precision; a tensor that is zero everywhere counts as ones."""
+    """|w| ** power under the masks; a tensor that is zero everywhere counts as ones.
+
+    In at least single precision, or with `half` as the weights are; of `only` some tensors, where named.
+    """
     wide = any(weight.dtype == torch.float64 for weight in network.weights.values())
     result = {}
     for name, weight in network.weights.items():
-        magnitude = weight.detach().to(torch.float64 if wide else torch.float32).abs()
+        if only is not None and name not in only:
+            continue
+        dtype = torch.float64 if wide else weight.dtype if half else torch.float32
+        magnitude = weight.detach().to(dtype).abs()
         if not bool(magnitude.any()):
             if notes is not None:
                 notes[f"{name}: zero everywhere, counts as ones"] = None
@@ -116,7 +139,7 @@ def absolute(
         if power != 1:
             magnitude.pow_(power)
         if masks is not None:
-            magnitude.mul_(masks[name])
+            magnitude.masked_fill_(masks[name].logical_not(), 0.0)
         result[name] = magnitude
     return result
 
@@ -191,29 +214,33 @@ def _outputs(output: Any) -> Any:
 
 
 def _scores(
-    total: Flow, leaves: Mapping[str, Flow], scores: dict[str, Tensor], inputs: list[Tensor]
+    total: Flow, leaves: Mapping[str, Flow], lazy: Mapping[str, Sensitivity] | None, inputs: list[Tensor]
 ) -> dict[str, Tensor]:
-    """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there."""
+    """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there, or kept for later."""
+    scores: dict[str, Tensor] = {}
 
     def receive(name: str, leaf: Tensor) -> None:
-        assert leaf.grad is not None
+        if leaf.grad is None:
+            return  # left as factors
         # Not in place: the backward pass, still under way, may hand the same tensor to another leaf.
         gradient, leaf.grad = leaf.grad.as_subclass(Tensor), None
-        if name in scores:
-            torch.mul(gradient, leaf.detach(), out=scores[name])
+        if lazy is not None:
+            lazy[name].add_dense(gradient.detach())
         else:
             scores[name] = gradient * leaf.detach().as_subclass(Tensor)
-        reached.add(name)
 
-    reached: set[str] = set()
     for name, leaf in leaves.items():
         leaf.register_post_accumulate_grad_hook(partial(receive, name))
     if total.requires_grad:
         torch.autograd.backward(total, inputs=[*leaves.values(), *inputs])
+    if lazy is not None:
+        return {}
     for name, leaf in leaves.items():
-        if name not in reached:
+        if name not in scores:
             scores[name] = torch.zeros_like(leaf.detach()).as_subclass(Tensor)
-        _check_scores(name, scores[name])
+        # Scores are not negative, so one sum finds any that is not finite.
+        if not math.isfinite(float(scores[name].sum())):
+            raise not_finite(name, scores[name])
     return {name: scores[name] for name in leaves}
 
 
@@ -222,13 +249,3 @@ def _reached(how: Arithmetic) -> bool:
     if not how.inputs:
         return True
     return any(leaf.grad is not None and bool(torch.any(leaf.grad.as_subclass(Tensor) != 0)) for leaf in how.inputs)
-
-
-def _check_scores(name: str, scores: Tensor) -> None:
-    # Scores are not negative, so one sum finds any that is not finite.
-    if not math.isfinite(float(scores.sum())):
-        bad = int((~torch.isfinite(scores)).sum())
-        raise SynflowError(
-            f"{name}: {bad} of {scores.numel()} flow scores are not finite; a weight or statistic is extreme "
-            "(below 1e-38 or above 1e38): rescale it, or score in float64 with model.double()"
-        )

@@ -181,3 +181,34 @@ def checked_masks(masks: Mapping[str, Tensor] | None, network: Network) -> dict[
             raise SynflowError(f"{name}: mask of type {mask.dtype}, expected torch.bool (True = kept)")
         full[name] = mask.to(full[name].device).clone()
     return full
+
+
+def allocate(
+    plan: Plan, scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int
+) -> dict[str, Tensor]:
+    """Masks by the plan's scope, checked; candidates with the highest scores stay."""
+    _check_scores(scores, plan.network)
+    masks = plan.scope(_shielded(scores, plan), candidates, keep)
+    if count(masks) != keep:
+        raise SynflowError(f"the scope kept {count(masks)} weights where {keep} were asked for")
+    return masks
+
+
+def _shielded(scores: Mapping[str, Tensor], plan: Plan) -> Mapping[str, Tensor]:
+    """Scores with the shielded path above all others."""
+    if plan.shield is None:
+        return scores
+    return {name: score.masked_fill(plan.shield[name], math.inf) for name, score in scores.items()}
+
+
+def _check_scores(scores: Mapping[str, Tensor], network: Network) -> None:
+    if scores.keys() != network.weights.keys():
+        raise SynflowError(
+            f"the score must return one tensor per prunable weight ({', '.join(list(network.weights)[:3])}, ...), "
+            f"got {', '.join(list(scores)[:3])}"
+        )
+    for name, value in scores.items():
+        if value.shape != network.weights[name].shape:
+            raise SynflowError(
+                f"{name}: scores have shape {tuple(value.shape)}, expected {tuple(network.weights[name].shape)}"
+            )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..flow import Flow, as_flow, both, fixed
-from ..linearization import WEIGHTED, NoRuleError, Rule, arithmetic, composite
+from ..linearization import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite
+from ..sensitivity import capture
 from .basic import add, homogeneous, positive, product, settled, shift, times
 
 
@@ -25,7 +26,31 @@ def weighted(
     """Linear and convolution: one call, with the bias brought to the exponent of the product."""
     if arithmetic().watched is not None:
         return _tapped(function, x, weight, bias, *args, **kwargs)
-    return _weighted(function, x, weight, bias, *args, **kwargs)
+    captured = None if kwargs else _captured(function, x, weight, args)
+    if captured is not None:
+        if bias is None or not (isinstance(bias, Flow) or bool(bias.any())):
+            return captured
+        return _with_flow_bias(function, captured, bias)
+    return _weighted(function, *_wide(x, weight), bias, *args, **kwargs)
+
+
+def _captured(function: Callable[..., Any], x: Tensor, weight: Tensor, settings: tuple[Any, ...] = ()) -> Flow | None:
+    """The layer without its bias, its weight gradient left as factors, in a pass and a form where that is wanted."""
+    sensitivity = (arithmetic().captured or {}).get(id(weight))
+    if sensitivity is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
+        return None
+    data = capture(function, x.as_subclass(Tensor), weight, sensitivity, settings)
+    return None if data is None else settled(data, x.exponent + weight.exponent, both([x, weight]))
+
+
+def _wide(*items: Any) -> Any:
+    return active_mode().widened(items, {})[0] if arithmetic().captured else items
+
+
+def matrix_product(function: Callable[..., Any], first: Any, second: Any) -> Any:
+    """A matrix product; one with a weight (stored input first) is a layer."""
+    captured = _captured(function, first, second)
+    return product(function, *_wide(first, second)) if captured is None else captured
 
 
 def _tapped(function: Callable[..., Any], x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -210,12 +235,14 @@ def mean_and(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -
 
 
 _PRODUCTS = """
-matmul mm bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot
+bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot
 """.split()
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, product),
     **dict.fromkeys(WEIGHTED, weighted),
+    "matmul": matrix_product,
+    "mm": matrix_product,
     "bilinear": lambda function, a, b, weight, bias=None: (
         product(function, a, b, weight) if bias is None else add(function, product(function, a, b, weight), bias)
     ),

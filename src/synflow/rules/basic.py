@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..flow import Flow, as_flow, both, common_exponent, either, flows, normalised, scaled
+from ..flow import Flow, as_flow, both, common_exponent, either, fixed, flows, leaves, mapped, normalised, scaled
 from ..linearization import active_mode, arithmetic, saturated
 
 # An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add.
@@ -30,7 +29,7 @@ def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return data
         return settled(data, exponent, degrees)
 
-    return pytree.tree_map(wrap, function(*args, **kwargs))
+    return mapped(wrap, function(*args, **kwargs))
 
 
 def rearranged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -42,15 +41,24 @@ def rearranged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return data
         return as_flow(data, source.exponent, source.degrees)
 
-    return pytree.tree_map(wrap, function(*args, **kwargs))
+    return mapped(wrap, function(*args, **kwargs))
 
 
 def product(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Operations linear in each factor: the operation itself on absolute constants; exponents add."""
     factors = flows((args, kwargs))
     dtype = factors[0].dtype
-    args, kwargs = pytree.tree_map(lambda leaf: positive(leaf, dtype), (args, kwargs))
+    args, kwargs = mapped(lambda leaf: positive(leaf, dtype), (args, kwargs))
+    if arithmetic().shared and sum(not factor.is_leaf for factor in factors) > 1:
+        args, kwargs = mapped(_half, (args, kwargs))
     return settled(function(*args, **kwargs), sum(f.exponent for f in factors), both(factors))
+
+
+def _half(leaf: Any) -> Any:
+    """The same value, half the gradient."""
+    if not isinstance(leaf, Flow) or leaf.is_leaf:
+        return leaf
+    return as_flow(leaf.as_subclass(Tensor) * 0.5 + fixed(leaf) * 0.5, leaf.exponent, leaf.degrees)
 
 
 def settled(data: Tensor, exponent: int, degrees: Any = None) -> Flow:
@@ -98,7 +106,7 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     pass_ = arithmetic()
     counted = any(
         bool(torch.any(leaf != 0))
-        for leaf in pytree.tree_leaves((args, kwargs))
+        for leaf in leaves((args, kwargs))
         if isinstance(leaf, Tensor)
         and not isinstance(leaf, Flow)
         and leaf.is_floating_point()
@@ -121,7 +129,7 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
             return (source if _enters(leaf, adds) else shift)(leaf, dtype, exponent)
         return leaf
 
-    args, kwargs = pytree.tree_map(align, (args, kwargs))
+    args, kwargs = mapped(align, (args, kwargs))
     return exponent, args, kwargs, degrees
 
 

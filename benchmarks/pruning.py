@@ -1,0 +1,272 @@
+"""How fast is pruning, against the paper's algorithm written out plainly, step by step in one process?
+
+    python benchmarks/pruning.py [--only PATTERN ...] [--threads N] [--json FILE]
+
+The baseline follows the paper's pseudocode: absolute values and signs of the whole model at each step, forward and
+backward on dense tensors, all scores joined, `torch.kthvalue`, dense masks. Its steps and ours alternate, so that
+whatever else the machine does hits both. A third run, by the library's plain path (scores held, one selection over all
+of them, no compaction), tells whether the masks are the same. Memory is that of fresh processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import synflow
+from synflow import flow_pruning, measurement, survivors
+from synflow.allocation import keep_best
+from synflow.experiments import models
+from synflow.plans import make_plan
+from synflow.schedules import exponential
+
+STEPS = 100
+
+
+class GPT(nn.Module):
+    """A transformer of the size of GPT-2 small: 12 layers, width 768, its 50257 outputs tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, activation="gelu", batch_first=True)
+        self.embedding = nn.Embedding(50257, 768)
+        self.layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(self.layers(self.embedding(tokens)), self.embedding.weight)
+
+
+def image(size: int) -> Tensor:
+    return torch.ones(1, 3, size, size)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] = {
+    "vgg16:10": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 10),
+    "vgg16:100": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 100),
+    "vgg16:1000": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 1000),
+    "resnet18:100": (lambda: models.build("resnet18", classes=200, input_shape=(3, 64, 64)), lambda: image(64), 100),
+    "vgg19-224:1000": (
+        lambda: models.build("vgg19_bn", classes=1000, input_shape=(3, 224, 224)),
+        lambda: image(224),
+        1000,
+    ),
+    "gpt2:10": (GPT, lambda: torch.zeros(1, 32, dtype=torch.long), 10),
+}
+
+
+def baseline(model: nn.Module, example: Tensor, compression: float, steps: int) -> Iterator[dict[str, Tensor]]:
+    """The paper's algorithm, on a model of its own, as its pseudocode has it; masks after each step."""
+    weights = synflow.prunable(model)
+    masks = {name: torch.ones_like(weight) for name, weight in weights.items()}
+    dense = {name: weight.detach().clone() for name, weight in weights.items()}
+    total = sum(weight.numel() for weight in weights.values())
+    model.eval()
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(dense[name] * masks[name])
+            signs = {name: torch.sign(value) for name, value in model.state_dict().items()}
+            for value in model.state_dict().values():
+                value.abs_()
+        model.zero_grad()
+        model(example).sum().backward()
+        scores = {name: (weight.grad * weight).detach().abs() for name, weight in weights.items()}
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                value.mul_(signs[name])
+        joined = torch.cat([score.flatten() for score in scores.values()])
+        going = total - round(total * exponential(step, steps, 1 / compression))
+        if going > 0:
+            threshold = torch.kthvalue(joined, going).values
+            masks = {name: (score > threshold).float() for name, score in scores.items()}
+        yield masks
+
+
+def ours(model: nn.Module, example: Tensor, compression: float, steps: int) -> Iterator[dict[str, Tensor]]:
+    """What `synflow.prune` does by default, a step at a time; masks with the last."""
+    plan = make_plan(
+        model, example, compression=compression, density=None, score="synflow", steps=steps, schedule=None, margin=0.5,
+        guard=True, scope="global", data=None, loss=F.cross_entropy, select=None, protect=(), masks=None, seed=0,
+    )  # fmt: skip
+    for step in flow_pruning.flow_steps(plan, hold=False):
+        yield step.masks
+
+
+def plainly(model: nn.Module, example: Tensor, compression: float, steps: int) -> dict[str, Tensor]:
+    """The same masks by held scores and one selection over all of them, on the whole network."""
+    masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
+    total = sum(mask.numel() for mask in masks.values())
+    density = round(total / compression) / total
+    for step in range(1, steps + 1):
+        scores = synflow.score(model, example, masks=masks)
+        masks = keep_best(scores, masks, round(total * exponential(step, steps, density)))
+    return masks
+
+
+def timed(steps: Iterator[dict[str, Tensor]]) -> Iterator[tuple[float, dict[str, Tensor]]]:
+    while True:
+        start = time.perf_counter()
+        try:
+            masks = next(steps)
+        except StopIteration:
+            return
+        yield time.perf_counter() - start, masks
+
+
+class Phases:
+    """Seconds by phase, taken at the doors of the library's own functions while ours runs."""
+
+    DOORS = (
+        ("forward", measurement, "_forward"),
+        ("backward", measurement, "_scores"),
+        ("selection", flow_pruning, "lightest_weights"),
+        ("cutting down", survivors.Survivors, "shrink"),
+        ("masking", survivors.Survivors, "drop"),
+    )
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys((name for name, _, _ in self.DOORS), 0.0)
+        self.inside = False
+        for name, owner, attribute in self.DOORS:
+            setattr(owner, attribute, self.wrapped(name, getattr(owner, attribute)))
+
+    def wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return function(*args, **kwargs)
+            self.inside, start = True, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside = False
+                self.seconds[name] += time.perf_counter() - start
+
+        return run
+
+
+def examine(name: str, phases: Phases, every: int) -> dict[str, Any]:
+    """Run both side by side; `every` n-th step of the baseline only, whose dense steps all cost the same."""
+    build, make_example, compression = CASES[name]
+    torch.manual_seed(0)
+    model, example = build(), make_example()
+    torch.manual_seed(0)
+    other = build()
+    phases.seconds = dict.fromkeys(phases.seconds, 0.0)
+    theirs = timed(baseline(other, example, compression, STEPS))
+    mine, last = 0.0, {}
+    spent = []
+    for index, (seconds, masks) in enumerate(timed(ours(model, example, compression, STEPS))):
+        mine, last = mine + seconds, masks
+        if index % every == 0:
+            spent.append(next(theirs)[0])
+    shares = {key: value / mine for key, value in phases.seconds.items()}
+    slow = plainly(model, example, compression, STEPS)
+    differ = sum(int((slow[key] != last[key]).sum()) for key in slow) // 2
+    kept = sum(int(mask.sum()) for mask in last.values())
+    memory = {kind: peak(name, kind) for kind in ("ours", "baseline")}
+    weights = sum(mask.numel() for mask in last.values())
+    whole = sum(spent) / len(spent) * STEPS
+    return {
+        "case": name, "weights": weights, "kept": kept, "compression": compression, "steps": STEPS,
+        "baseline_seconds": whole, "baseline_steps_timed": len(spent), "seconds": mine, "ratio": whole / mine,
+        "kept_differently": differ,
+        "memory": {kind: value / (4 * weights) for kind, value in memory.items()},
+        "phases": {**shares, "rest": 1 - sum(shares.values())},
+    }  # fmt: skip
+
+
+def peak(name: str, kind: str) -> int:
+    """Bytes that the first steps take beyond the model, in a process of their own."""
+    command = [sys.executable, __file__, "--peak", f"{kind} {name}", "--threads", str(torch.get_num_threads())]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def measure_peak(kind: str, name: str) -> int:
+    build, make_example, compression = CASES[name]
+    torch.manual_seed(0)
+    for function in (ours, baseline):  # what torch itself takes on first use
+        for _ in function(models.build("conv", classes=10), image(32), 2, 1):
+            pass
+    model, example = build(), make_example()
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
+    before = status("VmRSS")
+    steps = (ours if kind == "ours" else baseline)(model, example, compression, STEPS)
+    for _, _masks in zip(range(3), steps, strict=False):
+        pass
+    return status("VmHWM") - before
+
+
+def status(field: str) -> int:
+    """A figure of this process in bytes, as Linux tells it: VmRSS, the memory held now, or VmHWM, the most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| network : compression | weights | baseline s | ours s | faster | memory: baseline | ours "
+        "| kept differently |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['weights']:,} | {row['baseline_seconds']:.1f} | {row['seconds']:.1f} | "
+            f"**{row['ratio']:.1f}x** | {row['memory']['baseline']:.1f} | {row['memory']['ours']:.2f} | "
+            f"{row['kept_differently']} of {row['kept']:,} |"
+        )
+    lines += [
+        "",
+        "| share of our time | " + " | ".join(rows[0]["phases"]) + " |",
+        "|---|" + "--:|" * len(rows[0]["phases"]),
+    ]
+    lines += [
+        f"| {row['case']} | " + " | ".join(f"{value:.0%}" for value in row["phases"].values()) + " |" for row in rows
+    ]
+    chosen = [row["ratio"] for row in rows if row["case"].startswith(("vgg16", "resnet18"))]
+    if chosen:
+        mean = math.exp(sum(map(math.log, chosen)) / len(chosen))
+        lines += ["", f"Geometric mean over {len(chosen)} rows of VGG-16 and ResNet-18: {mean:.1f}x."]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--every", type=int, default=1, help="time each n-th step of the baseline (default: all)")
+    parser.add_argument("--json", type=Path, help="rows are added to those in this file, and all are shown")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        print(measure_peak(*options.peak.split()))
+        return 0
+    rows: dict[str, dict[str, Any]] = {}
+    if options.json and options.json.exists():
+        rows = {row["case"]: row for row in json.loads(options.json.read_text())["rows"]}
+    phases = Phases()
+    for name in CASES:
+        if any(fnmatchcase(name, pattern) for pattern in options.only):
+            rows[name] = examine(name, phases, options.every)
+            print(f"{name}: {rows[name]['ratio']:.1f}x", file=sys.stderr, flush=True)
+            if options.json:
+                about = {"threads": options.threads, "torch": torch.__version__, "synflow": synflow.__version__}
+                options.json.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1))
+    print(table([rows[name] for name in CASES if name in rows]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

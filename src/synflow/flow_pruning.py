@@ -1,0 +1,171 @@
+"""The steps of the flow scores: measure what is left, let the lightest go, prove that a path stays, and again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from .allocation import global_scope
+from .connectivity import fewest_weights, shortest_path
+from .errors import SynflowError
+from .guard import ROUNDING, Removal, StuckError, remove
+from .lightest import Lightest, Scored, lightest_weights
+from .linearization import Arithmetic
+from .measurement import Measurement, measure
+from .plans import Plan, allocate
+from .records import Step
+from .schedules import certified
+from .streams import count, total_score
+from .survivors import Survivors
+
+Rescue = Callable[..., Iterator[dict[str, Tensor]]]
+
+
+def flow_steps(plan: Plan, hold: bool) -> Iterator[Step]:
+    """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
+    try:
+        yield from _certified(plan, hold) if plan.schedule is certified else _fixed(plan, hold)
+    except StuckError as stuck:
+        raise SynflowError(
+            f"pruning stopped at {stuck.kept} of {plan.network.size} weights, not {plan.keep} as asked for: each that "
+            "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
+        ) from stuck
+
+
+def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
+    """A step per density of the schedule, in parts where the whole might remove all the flow."""
+    assert plan.steps is not None
+    assert plan.power is not None
+    left, size, rescue = Survivors(plan.network, plan.start, plan.power), plan.network.size, _rescuer(plan)
+    begin = left.count / size
+    for index in range(1, plan.steps + 1):
+        share = plan.schedule(index, plan.steps, plan.keep / size / begin)
+        keep = plan.keep if index == plan.steps else min(left.count, max(plan.keep, round(size * begin * share)))
+        substeps, lost, complete, log2 = 0, 0.0, False, 0.0
+        scores: dict[str, Tensor] = {}
+        while not complete:
+            flow, scored = _measured(plan, left)
+            if substeps == 0:
+                log2 = flow.log2
+                scores = left.whole(scored.whole()) if hold else {}
+            going = _light(plan, left, flow, scored, left.count - keep)
+            if going is not None and (not plan.guard or _proved(left, flow, going)):
+                left.drop(going)
+                part, complete = going.total / flow.value, True
+            else:
+                removal = _careful(plan, left, flow, scored, keep, always=False, rescue=rescue)
+                part, complete = removal.pruned_fraction, removal.complete
+            substeps, lost = substeps + 1, part if math.isnan(part) else max(lost, part)
+        masks = left.whole_masks() if hold or index == plan.steps else {}
+        yield Step(index, keep / size, keep, log2, lost, substeps, masks, scores)
+
+
+def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
+    """Steps as large as the union bound allows at the margin, down to the wanted count."""
+    assert plan.power is not None
+    left, size, index = Survivors(plan.network, plan.start, plan.power), plan.network.size, 0
+    while left.count > plan.keep or index == 0:
+        if plan.steps is not None and index == plan.steps:
+            raise SynflowError(
+                f"{plan.steps} certified steps at margin {plan.margin} leave {left.count} of {size} weights, not yet "
+                f"{plan.keep}; allow more steps (steps=None sets no limit) or a larger margin"
+            )
+        index += 1
+        flow, scored = _measured(plan, left)
+        scores = left.whole(scored.whole()) if hold else {}
+        budget = plan.margin * flow.value
+        going = None if flow.had_shifts else _light(plan, left, flow, scored, left.count - plan.keep, budget)
+        if going is not None and (going.number or left.count == plan.keep):
+            left.drop(going)
+            part = going.total / flow.value
+        else:
+            part = _careful(plan, left, flow, scored, plan.keep, always=True).pruned_fraction
+        masks = left.whole_masks() if hold or left.count <= plan.keep else {}
+        yield Step(index, left.count / size, left.count, flow.log2, part, 1, masks, scores)
+
+
+def _measured(plan: Plan, left: Survivors) -> tuple[Measurement, Scored]:
+    left.shrink()
+    flow, scored = left.measure()
+    if plan.guard and not flow.value > 0:
+        raise SynflowError(
+            f"no flow is left at {left.count} of {plan.network.size} weights: the masks or the model have no path "
+            "from an input to an output"
+        )
+    return flow, scored
+
+
+def _light(
+    plan: Plan, left: Survivors, flow: Measurement, scored: Scored, number: int, budget: float = math.inf
+) -> Lightest | None:
+    """The lightest weights of all, where the plan simply lets them go; the idle ones, which weigh nothing, first."""
+    if plan.scope is not global_scope or plan.shield is not None or flow.loose or not flow.value > 0:
+        return None
+    if number < left.idle:
+        return None
+    return lightest_weights(scored, left.count - left.idle, number - left.idle, budget)
+
+
+def _proved(left: Survivors, flow: Measurement, going: Lightest) -> bool:
+    """Whether less goes than flows from the inputs; a flow that biases add to does not count."""
+    if not flow.had_shifts:
+        return going.total < flow.value * (1.0 - ROUNDING)
+    bare, _ = left.measure(shifts=False, gradients=False)
+    if going.total <= 0 or not bare.value > 0:
+        return bare.value > 0
+    return math.log2(going.total) + flow.exponent < bare.log2 + math.log2(1.0 - ROUNDING)
+
+
+def _careful(
+    plan: Plan, left: Survivors, flow: Measurement, scored: Scored, keep: int, always: bool,
+    rescue: Rescue | None = None,
+) -> Removal:  # fmt: skip
+    """A step on whole masks and scores: any scope, a shield, or a removal that has to be looked at twice."""
+    masks = left.whole_masks()
+    flow = dataclasses.replace(flow, scores=left.whole(scored.whole()))
+    again = partial(allocate, plan, candidates=masks, keep=keep)
+    wanted = again(flow.scores)
+    if not plan.guard and not always:
+        going = {name: masks[name] & ~wanted[name] for name in masks}
+        lost = total_score(flow.scores, going) / flow.value if flow.value > 0 else math.nan
+        removal = Removal(wanted, lost, complete=True)
+    else:
+        bound = flow
+        if flow.had_shifts:
+            bare, weighed = left.measure(shifts=False)
+            bound = dataclasses.replace(bare, scores=left.whole(weighed.whole()))
+        anywhere = plan.scope is global_scope
+        around = partial(rescue, masks=masks, keep=keep) if rescue is not None and anywhere else None
+        removal = remove(
+            plan.network, masks, wanted, bound, margin=plan.margin, always=always, allocate=again, anywhere=anywhere,
+            rescue=around,
+        )  # fmt: skip
+    left.replace(removal.masks)
+    return removal
+
+
+def _rescuer(plan: Plan) -> Rescue:
+    """Other masks of the wanted size, for when the lightest weights hold the last path.
+
+    Weights that a term meets once rank below those that it meets many times (before gates, in attention). So rank by a
+    flow that the sides of a gate share, which no layer has more of than another; or else keep one path in any case. The
+    path is looked for again only when it has been cut.
+    """
+    path: dict[str, Tensor] = {}
+
+    def others(masks: Mapping[str, Tensor], keep: int) -> Iterator[dict[str, Tensor]]:
+        shared = measure(plan.network, masks, power=plan.power or 1, arithmetic=Arithmetic(shared=True)).scores
+        yield allocate(plan, shared, masks, keep)
+        if (fewest_weights(plan.network, masks) or 0) > 4 * len(masks):
+            return
+        if not path or any(bool((path[name] & ~masks[name]).any()) for name in path):
+            path.update(shortest_path(plan.network, masks, heavy=True))
+        if count(path) <= keep:
+            shielded = {name: score.masked_fill(path[name], math.inf) for name, score in shared.items()}
+            yield allocate(plan, shielded, masks, keep)
+
+    return others

@@ -1,0 +1,180 @@
+"""The weights that are left while pruning goes on, and the part of the network that they still need.
+
+Absolute weights are made once; what is pruned becomes zero in place. As units die, flow is measured on the compacted
+network, whose tensors hold the same survivors in less room; masks are mapped back when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import SynflowError
+from .lightest import Lightest, Scored
+from .measurement import Measurement, absolute, measure
+from .network import Network, open_network
+from .streams import count
+
+log = logging.getLogger("synflow")
+
+# Networks with fewer weights are through before a cut would pay.
+SMALL = 1 << 18
+# The network is cut down anew when this share of the weights it held is left.
+WORTH = 0.6
+# Flow of a network before and after it was cut down may differ by rounding, by no more.
+SAME = 1e-5
+
+
+class Survivors:
+    """What is left of a network: `masks` and `magnitudes` in the shapes of `small`, the network they are used in."""
+
+    def __init__(self, network: Network, masks: Mapping[str, Tensor], power: int, shrinking: bool = True) -> None:
+        self.network, self.power = network, power
+        self.small = network
+        self.masks: dict[str, Tensor] = {name: mask.clone() for name, mask in masks.items()}
+        self._half = power == 1 and self._reads_half()
+        self.magnitudes = absolute(network, self.masks, power, half=self._half)
+        self.kept: dict[str, dict[int, Any]] = {}
+        self.count = count(masks)
+        self._outside: dict[str, Tensor] = {}
+        self._idle = 0
+        self._shrinking = shrinking
+        self._outline: Any = None
+        self._held = self.count
+
+    def _reads_half(self) -> bool:
+        """Whether half-precision weights can stay so: layers widen theirs as they go, other operations may not."""
+        if all(weight.dtype in (torch.float32, torch.float64) for weight in self.network.weights.values()):
+            return False
+        try:
+            measure(self.network, magnitudes=absolute(self.network, self.masks, half=True), lazy=True)
+        except SynflowError:
+            return False
+        return True
+
+    def measure(self, shifts: bool = True, gradients: bool = True) -> tuple[Measurement, Scored]:
+        """The flow of what is left, and its scores, which are not held."""
+        flow = measure(
+            self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients, lazy=True
+        )
+        return flow, Scored(self.magnitudes, self.masks, flow.sensitivities)
+
+    @property
+    def idle(self) -> int:
+        """How many kept weights no flow passes, known from the last time the network was cut down: the lightest."""
+        return self._idle
+
+    def drop(self, going: Lightest) -> None:
+        """Prune weights by their positions, and the idle ones with them."""
+        for name, positions in going.positions.items():
+            self.masks[name].view(-1).index_fill_(0, positions, False)
+            self.magnitudes[name].view(-1).index_fill_(0, positions, 0.0)
+            self.count -= len(positions)
+        self.count -= self._idle
+        self._outside, self._idle = {}, 0
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the cut network (masks, scores) in the shapes of the whole one, zero where nothing is left."""
+        full = {}
+        for name, tensor in tensors.items():
+            if name not in self.kept:
+                full[name] = tensor
+                continue
+            room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
+            full[name] = _pasted(tensor, room, self.kept[name])
+        return full
+
+    def whole_masks(self) -> dict[str, Tensor]:
+        """The masks of the whole network, in tensors of their own."""
+        full = {name: mask.clone() if name not in self.kept else mask for name, mask in self.masks.items()}
+        full = self.whole(full)
+        for name, positions in self._outside.items():
+            full[name].view(-1)[positions] = True
+        return full
+
+    def replace(self, masks: Mapping[str, Tensor]) -> None:
+        """Go on with other masks of the whole network, which keep nothing that was pruned."""
+        for name in self.masks:
+            part = _cut(masks[name], self.kept.get(name, {}))
+            self.masks[name].copy_(part)
+            self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
+        self.count = count(masks)
+        self._outside = {name: positions[masks[name].view(-1)[positions]] for name, positions in self._outside.items()}
+        self._idle = sum(len(positions) for positions in self._outside.values())
+
+    def shrink(self) -> None:
+        """Cut the network down to the units that are alive, where enough has gone since the last time."""
+        if not self._shrinking or self.count > WORTH * self._held or self.network.size < SMALL:
+            return
+        self._held = self.count
+        try:
+            self._shrink()
+        # Whatever a model does that cannot be followed, scores do not depend on it: the network stays as it is.
+        except Exception as cause:
+            self._stop(f"{type(cause).__name__}: {cause}")
+
+    def _shrink(self) -> None:
+        from .compaction.cutting import cut_down, outline  # compaction is built on scores, not the reverse
+
+        masks = self.whole_masks()
+        if self._outline is None:
+            self._outline = outline(self.network.model, self.network.example)
+        cut = cut_down(self._outline, masks)
+        kept = {name: cut.kept[name] for name in masks if name in cut.kept}
+        parts = {name: _cut(mask, kept.get(name, {})) for name, mask in masks.items()}
+        size = sum(part.numel() for part in parts.values())
+        if size > WORTH * sum(mask.numel() for mask in self.masks.values()):
+            return
+        smaller = cut.apply(self.network.model)
+        chosen = list(masks)
+        small = open_network(
+            smaller, self.network.example, select=lambda name, _: name in chosen,
+            seed=self.network.seed, score_name=self.network.score_name,
+        )  # fmt: skip
+        whole = absolute(self.network, masks, self.power, half=self._half, only=set(kept))
+        magnitudes = {name: _cut(whole[name], kept[name]) if name in kept else self.magnitudes[name] for name in masks}
+        before = measure(self.small, magnitudes=self.magnitudes, power=self.power, gradients=False)
+        after = measure(small, magnitudes=magnitudes, power=self.power, gradients=False)
+        if not math.isclose(before.log2, after.log2, abs_tol=SAME * 1.5):
+            self._stop(f"its flow changes from 2^{before.log2} to 2^{after.log2}")
+            return
+        log.debug("goes on with %d of %d weights held", size, self.network.size)
+        self.small, self.kept, self.masks, self.magnitudes = small, kept, parts, magnitudes
+        self._outside = _left_out(masks, self.whole(parts))
+        self._idle = sum(len(positions) for positions in self._outside.values())
+
+    def _stop(self, reason: str) -> None:
+        log.debug("%s is not cut down while it is pruned: %s", type(self.network.model).__name__, reason)
+        self._shrinking = False
+
+
+def _cut(tensor: Tensor, kept: Mapping[int, Any]) -> Tensor:
+    from .compaction.surgery import cut
+
+    return cut(tensor, kept)
+
+
+def _pasted(part: Tensor, room: Tensor, kept: Mapping[int, Any]) -> Tensor:
+    from .compaction.surgery import paste
+
+    if any(indices and isinstance(indices[0], list) for indices in kept.values()):
+        return paste(part, room, kept)
+    places = [torch.as_tensor(kept.get(dim, range(size)), device=room.device) for dim, size in enumerate(room.shape)]
+    grid = [place.view([-1 if i == dim else 1 for i in range(room.dim())]) for dim, place in enumerate(places)]
+    room[tuple(grid)] = part
+    return room
+
+
+def _left_out(masks: Mapping[str, Tensor], inside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Positions of kept weights that are not in the cut network."""
+    found = {}
+    for name, mask in masks.items():
+        positions = torch.nonzero((mask & ~inside[name]).view(-1)).view(-1)
+        if len(positions):
+            found[name] = positions
+    return found
