@@ -9,15 +9,16 @@ WORKERS ?= 2
 export ORT_DISABLE_TELEMETRY := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-slow fuzz zoo bench build clean
+.PHONY: help demo test test-slow fuzz zoo bench docs build clean
 
 help:
-	@echo "make demo       prune a VGG-16 at 100x, print its certificate and layers"
+	@echo "make demo       five methods prune and train a network on real digits; 3 minutes, a report at the end"
 	@echo "make test       lint, types, tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make fuzz       the laws on 10,000+ random networks"
 	@echo "make zoo        every architecture of docs/zoo.md, pruned and certified"
 	@echo "make bench      the benchmarks, side by side in one run"
+	@echo "make docs       the documentation, in site/"
 	@echo "make build      wheel and source archive, tried in a fresh environment"
 	@echo "make clean      remove everything that was made"
 
@@ -26,14 +27,28 @@ help:
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
+.venv/demo: .venv/core
+	$(PIP) install -c constraints.txt -e ".[cli,experiments]"
+	touch $@
+
+.venv/docs: .venv/core
+	$(PIP) install -c constraints.txt -e ".[docs]"
+	touch $@
+
 .venv/dev: .venv/core
 	$(PIP) install -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: .venv/core
-	$(BIN)/python examples/prune_vgg.py
+# The report is tested in a real browser. Where it can't be installed those tests are skipped, and say so.
+.venv/browser: .venv/core
+	command -v chromedriver >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+		chromium chromium-driver fonts-dejavu-core) >/dev/null 2>&1 || echo "no chromium: tests of the report are skipped"
+	touch $@
 
-test: .venv/dev
+demo: .venv/demo
+	$(BIN)/synflow demo --out runs/demo --force
+
+test: .venv/dev .venv/browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -47,6 +62,15 @@ fuzz: .venv/dev
 
 zoo: .venv/dev
 	$(BIN)/python tools/zoo.py --out docs/zoo.md
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+build: .venv/core
+	$(PIP) install -c constraints.txt build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tools/smoke.py dist
 
 clean:
 	rm -rf .venv build dist site runs .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs

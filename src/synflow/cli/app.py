@@ -17,6 +17,7 @@ import typer
 
 from .._version import __version__
 from ..errors import SynflowError
+from .demo import demo
 from .doctor import doctor
 from .lists import data, models, schedules, scores
 from .prune import prune
@@ -40,7 +41,7 @@ app = typer.Typer(
 PANELS = {
     "Prune": (prune, inspect, certify, compare),
     "Ship": (compact, bench, export),
-    "Learn": (models, scores, schedules, data, doctor),
+    "Learn": (demo, models, scores, schedules, data, doctor),
 }
 for panel, functions in PANELS.items():
     for function in functions:

@@ -99,8 +99,7 @@ def compare(
 ) -> None:
     """Compare pruned networks of one model layer by layer: density of each, and the overlap of their masks.
 
-    Overlap is the share of the weights that either keeps which both keep; beside it what two random choices of these
-    densities would share.
+    Overlap: of the weights that either keeps, the share that both keep; beside it, what chance would give.
     """
     if len(paths) < 2:
         raise SynflowError("give at least two folders to compare")

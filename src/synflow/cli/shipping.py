@@ -65,9 +65,13 @@ def bench(
     folder: options.Folder,
     model: options.ModelOfRun = None,
     train_batch: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Batch of the training step; repeatable.")
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch of the training step; repeatable.", show_default="128"),
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(metavar="N", min=1, help="Batch of inference; repeatable.")] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch of inference; repeatable.", show_default="1 and 64"),
+    ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15,
     threads: options.Threads = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Time onnxruntime as well.")] = False,

@@ -10,7 +10,7 @@ from typing import Any
 from .facts import Facts, LayerFacts
 from .svg import Scale, bars, line, plot, points, rule
 
-__all__ = ["compare_density", "compare_live", "curve_figure", "figure", "figures_of"]
+__all__ = ["compare_density", "compare_live", "curve_image", "figure", "figures_of"]
 
 
 def figure(image: str, caption: str) -> str:
@@ -54,26 +54,22 @@ def compare_live(runs: Mapping[str, Facts]) -> str:
     return figure(image, "Units with a weight on a path from input to output; the others can be removed.")
 
 
-def curve_figure(
-    title: str,
-    caption: str,
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x: str = "compression",
-    y: str = "test accuracy, %",
-    levels: Mapping[str, float] | None = None,
+def curve_image(
+    title: str, curves: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float] | None = None
 ) -> str:
-    """Curves over compression (a logarithmic axis), one per method, with dashed levels to compare them with."""
+    """Accuracy over compression (a logarithmic axis), one curve per method, with dashed levels to compare them with."""
     values = [point for curve in curves.values() for point in curve]
     top = max([b for _, b in values] + list((levels or {}).values()))
     high = max(a for a, _ in values)
     shapes = [line(curve, mark, marked=True) for mark, curve in enumerate(curves.values())]
     shapes += [rule(value, text) for text, value in (levels or {}).items()]
-    image = plot(
-        title, Scale(min(a for a, _ in values) * 0.85, high * 1.2, True, x), Scale(0, top * 1.06, label=y), *shapes,
+    return plot(
+        title,
+        Scale(min(a for a, _ in values) * 0.85, high * 1.2, True, "compression"),
+        Scale(0, top * 1.06, label="test accuracy, %"),
+        *shapes,
         legend=[(name, mark) for mark, name in enumerate(curves)],
-    )  # fmt: skip
-    return figure(image, caption)
+    )
 
 
 def _places(count: int) -> Scale:

@@ -250,7 +250,7 @@ def _made(facts: Facts) -> str:
 
 
 def _commands(runs: Mapping[str, Facts]) -> str:
-    commands = [facts.command for facts in runs.values() if facts.command]
+    commands = list(dict.fromkeys(facts.command for facts in runs.values() if facts.command))
     return f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Scale", "bars", "line", "plot", "points", "rule", "ticks_of"]
+__all__ = ["Scale", "bars", "line", "plot", "points", "rule", "standalone", "ticks_of"]
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
@@ -53,6 +53,19 @@ def plot(title: str, x: Scale, y: Scale, *shapes: Shapes, legend: Sequence[tuple
         "</svg>",
     ]
     return "".join(parts)
+
+
+def standalone(image: str) -> str:
+    """A plot as a file of its own, in colours that can be read on white and on black."""
+    colours = ("#2f86c8", "#d9702e", "#1f9d78", "#b86a9c", "#b0902a", "#8b95a1")
+    style = "text{font:12.5px system-ui,'DejaVu Sans',sans-serif;fill:#77808c}.grid{stroke:#8b95a155}"
+    style += ".axis{stroke:#8b95a1}.rule{stroke:#8b95a1;stroke-dasharray:5 4}.line{fill:none;stroke-width:2}"
+    style += ".stroke{fill:none;stroke-width:2}"
+    for mark, colour in enumerate(colours):
+        style += f".line.c{mark},.stroke.c{mark}{{stroke:{colour}}}.mark.c{mark},.bar.c{mark}{{fill:{colour}}}"
+    return image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="660" ', 1).replace(
+        ">", f"><style>{style}</style>", 1
+    )
 
 
 def line(values: Sequence[tuple[float, float]], mark: int = 0, marked: bool = False, dashed: bool = False) -> Shapes:
