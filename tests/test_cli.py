@@ -65,7 +65,7 @@ def test_prune_writes_what_it_says(run, tmp_path):
     assert re.search(r"connected +yes", shown.out)
     assert [len(re.findall(rf"^{layer} ", shown.out, flags=re.M)) for layer in (0, 2, 4)] == [1, 1, 1]
     assert shown.err == "", "no bars where there is no terminal"
-    assert max(map(len, shown.out.splitlines())) <= 118
+    assert max(map(len, shown.out.splitlines())) <= 80
     folder = tmp_path / "pruned"
     assert sorted(path.name for path in folder.iterdir()) == [
         "certificate.json", "facts.json", "masks.safetensors", "report.html", "run.json", "weights.safetensors",
@@ -261,3 +261,17 @@ def test_every_command_and_option_has_help(run):
             assert words, f"{command}: {line} says nothing"
         assert described
     assert synflow.__version__ in run("--version").out
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("synflow prune resnet1", {"resnet18", "resnet101", "resnet110", "resnet1202"}),
+        ("synflow prune fc --score sn", {"snip"}),
+    ],
+)
+def test_the_shell_completes_names(run, monkeypatch, words, offered):
+    monkeypatch.setenv("_SYNFLOW_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert set(run([]).out.split()) == offered

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..experiments.models import MODELS
+
 __all__ = [
-    "Batch", "Classes", "Device", "Folder", "Force", "Inputs", "Json", "Model", "ModelOfRun", "Seed", "Threads",
-    "Weights",
+    "Classes", "Device", "Folder", "Force", "Inputs", "Json", "Model", "ModelOfRun", "Seed", "Threads",
+    "Weights", "among",
 ]  # fmt: skip
+
+
+def among(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completion for the shell: the names that start with what was typed."""
+    every = sorted(names)
+    return lambda incomplete: [name for name in every if name.startswith(incomplete)]
+
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=among([*MODELS, "timm:", "torchvision:", "transformers:"]),
         help="A built-in name (see `synflow models`), timm:NAME, torchvision:NAME, transformers:NAME_OR_CONFIG, or "
         "path/to/file.py:factory.",
     ),
@@ -43,4 +54,3 @@ Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu
 Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.", show_default="torch's choice")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run of synflow wrote there.")]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Batch size that is timed.")]

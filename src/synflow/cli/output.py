@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from ..reporting.facts import LayerFacts
 
-__all__ = ["bar", "console", "layer_table", "percent", "print_json", "progress", "say", "table", "times"]
+__all__ = ["bar", "console", "layer_table", "percent", "print_json", "progress", "say", "say_wrapped", "table", "times"]
 
 BAR = 12
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -27,6 +28,18 @@ def console() -> Console:
 def say(text: str = "") -> None:
     """A line for people, on standard output."""
     console().print(text, markup=False, soft_wrap=True)
+
+
+def say_wrapped(text: str, indent: int) -> None:
+    """Lines that may be long, wrapped to the terminal; continuation lines are indented so far."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines and line.startswith(" " * indent):
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+    for line in lines:
+        say("\n".join(textwrap.wrap(line, console().width, subsequent_indent=" " * indent)) or "")
 
 
 def print_json(value: Any) -> None:

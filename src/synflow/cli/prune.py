@@ -15,12 +15,15 @@ import typer
 
 from ..certificate import certify
 from ..errors import SynflowError
+from ..experiments.data import DATASETS
 from ..pruning import Masks
 from ..pruning import prune as prune_model
 from ..reporting.facts import gather
+from ..schedules import SCHEDULES
+from ..scores import SCORES
 from . import options
 from .batches import scoring_data
-from .output import layer_table, percent, print_json, progress, say, times
+from .output import layer_table, percent, print_json, progress, say, say_wrapped, times
 from .runs import check_free, write_run
 from .sources import Source, load_model
 from .targets import Found, Target, find_flops, find_speedup, simple_density
@@ -63,9 +66,12 @@ def prune(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="nothing is written")
     ] = None,
-    score: Annotated[str, typer.Option(metavar="NAME", help="See `synflow scores`.", rich_help_panel=METHOD)] = (
-        "synflow"
-    ),
+    score: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="See `synflow scores`.", rich_help_panel=METHOD, autocompletion=options.among(SCORES)
+        ),
+    ] = ("synflow"),
     steps: Annotated[
         int | None,
         typer.Option(
@@ -73,7 +79,13 @@ def prune(
         ),
     ] = None,
     schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="See `synflow schedules`.", rich_help_panel=METHOD)
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="See `synflow schedules`.",
+            rich_help_panel=METHOD,
+            autocompletion=options.among(SCHEDULES),
+        ),
     ] = "exponential",
     scope: Annotated[
         str,
@@ -100,7 +112,13 @@ def prune(
         typer.Option(metavar="PATTERN", help="Leave weights of these names alone. Repeatable.", rich_help_panel=METHOD),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A data set, see `synflow data`.", rich_help_panel=DATA)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A data set, see `synflow data`.",
+            rich_help_panel=DATA,
+            autocompletion=options.among(DATASETS),
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the data set is.", rich_help_panel=DATA)
@@ -163,7 +181,7 @@ def prune(
         })  # fmt: skip
     else:
         say(f"{model} at {times(certificate.compression)} by {score}, pruned in {seconds:.1f} s\n")
-        say(str(certificate))
+        say_wrapped(str(certificate), 16)
         say()
         layer_table(facts.layers)
         say()

@@ -16,7 +16,7 @@ from ..reporting.facts import LayerFacts
 from ..reporting.overlap import overlaps
 from ..reporting.page import comparison_page
 from . import options
-from .output import layer_table, percent, print_json, say, table, times
+from .output import layer_table, percent, print_json, say, say_wrapped, table, times
 from .runs import CERTIFICATE, json_text, open_run, rebuild, replace_text
 from .sources import load_model
 
@@ -45,9 +45,10 @@ def inspect(path: Either, json: options.Json = False) -> None:
     if certificate is not None:
         connected = "connected" if certificate["connected"] else "NOT connected: no path from input to output is left"
         say(f"{connected}; {certificate['idle']:,} kept weights on no path")
-    say("made with " + ", ".join(f"{key} {_setting(value)}" for key, value in about.items() if key != "fingerprint"))
+    settings = ", ".join(f"{key} {_setting(value)}" for key, value in about.items() if key != "fingerprint")
+    say_wrapped(f"made with {settings}", 10)
     if command:
-        say(f"command   {command}")
+        say_wrapped(f"command   {command}", 10)
     say()
     layer_table(layers)
 
@@ -84,7 +85,7 @@ def certify(
     if json:
         print_json(certificate.as_dict())
     else:
-        say(str(certificate))
+        say_wrapped(str(certificate), 16)
     if not certificate.connected:
         raise typer.Exit(1)
 

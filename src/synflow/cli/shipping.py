@@ -21,7 +21,7 @@ from ..masks import attach
 from ..onnx_export import export_onnx
 from ..reporting.facts import plain_benchmark, plain_compaction
 from . import options
-from .output import print_json, progress, say, table
+from .output import print_json, progress, say, say_wrapped, table
 from .runs import Run, open_run, rebuild, refresh_report, replace_text
 from .sources import Source
 
@@ -56,7 +56,7 @@ def compact(
     if json:
         print_json({"out": str(to), **plain_compaction(compaction)})
         return
-    say(str(compaction))
+    say_wrapped(str(compaction), 4)
     say(f"\nwritten to {to}; load it with synflow.load_compact(dense_model, {str(to)!r})")
     say(f"next: synflow bench {folder}")
 
@@ -153,7 +153,7 @@ def show(result: Benchmark) -> None:
             for s in result.sizes
         ],
     )  # fmt: skip
-    say(", ".join(f"{key} {value}" for key, value in result.settings.items()))
+    say_wrapped(", ".join(f"{key} {value}" for key, value in result.settings.items()), 2)
 
 
 def seconds(value: float) -> str:
