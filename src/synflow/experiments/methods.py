@@ -1,0 +1,160 @@
+"""From a config to a network and its masks, on the public API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import synflow
+from synflow.errors import SynflowError
+
+from .configs import METHODS_WITH_DATA, Config
+from .data import SHAPES, Dataset, load, scoring_batches
+from .models import build
+from .training import operations
+
+__all__ = [
+    "example_of",
+    "load_data",
+    "make_masks",
+    "make_model",
+    "narrower",
+    "score_of",
+    "trainable",
+]
+
+# Networks whose width is a number of units, not a factor.
+ABSOLUTE_WIDTHS = {"fc": 100, "conv": 32}
+
+
+@lru_cache(maxsize=2)
+def load_data(
+    name: str, data_dir: str | None, train_per_class: int | None = None, test_per_class: int | None = None
+) -> Dataset:
+    """A data set, kept in memory for the next run of this process."""
+    return load(name, data_dir, train_per_class=train_per_class, test_per_class=test_per_class)
+
+
+def data_of(config: Config, data_dir: str | None) -> Dataset:
+    """The config's data set."""
+    return load_data(config.dataset, data_dir, config.train_per_class, config.test_per_class)
+
+
+def example_of(config: Config) -> Tensor:
+    """One input of the right shape."""
+    return torch.ones(1, *SHAPES[config.dataset][1])
+
+
+def make_model(config: Config, seed: int | None = None, width: float | None = None) -> nn.Module:
+    """The network at initialisation, from the config's seed; the caller's random numbers are left alone."""
+    classes, shape = SHAPES[config.dataset]
+    times = width or config.width
+    options: dict[str, Any] = {} if times == 1.0 else {"width": times}
+    if config.model in ABSOLUTE_WIDTHS and options:
+        options["width"] = max(1, round(ABSOLUTE_WIDTHS[config.model] * times))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(config.seed if seed is None else seed)
+        return build(config.model, classes=classes, input_shape=shape, **options)
+
+
+def score_of(config: Config) -> Any:
+    """The score as the config wants it: a name, or a function for the named deviations."""
+    if config.scoring == "train" and config.ablation != "invert":
+        return config.method
+    function: Any = synflow.SCORES[config.method]
+    sign = 1.0
+    if config.scoring == "eval" and config.method in METHODS_WITH_DATA:
+        function = partial(function, training=False)
+        sign = -1.0 if config.method == "grasp" else 1.0
+    if config.ablation == "invert":
+        sign = -sign
+    return function if sign > 0 else partial(_negative, function)
+
+
+def _negative(function: Any, network: Any, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    return {name: -value for name, value in function(network, masks).items()}
+
+
+def make_masks(config: Config, model: nn.Module, data_dir: str | None) -> synflow.Masks:
+    """Prune as the config says, ablations included."""
+    batches = None
+    if config.method in METHODS_WITH_DATA:
+        data = data_of(config, data_dir)
+        batches = scoring_batches(data, config.images or config.images_per_class * data.classes, seed=config.seed)
+    steps = config.steps
+    if steps is None and config.ablation == "invert" and config.method.startswith("synflow"):
+        steps = 100  # an inverted flow is no flow, so the library would take one step
+    masks = synflow.prune(
+        model, example_of(config), compression=config.compression, score=score_of(config), steps=steps,
+        schedule=config.schedule, margin=config.margin, guard=config.guard, scope=config.scope, data=batches,
+        seed=config.seed,
+    )  # fmt: skip
+    if config.ablation == "shuffle":
+        return synflow.Masks(synflow.shuffle(masks, seed=config.seed), masks.about, masks.steps)
+    return masks
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A network ready for training, and what is known of it."""
+
+    model: nn.Module
+    about: dict[str, Any]
+
+
+def trainable(config: Config, masks: Mapping[str, Tensor] | None) -> Trainable:
+    """The network that is trained: dense, masked, compact, or a narrower one."""
+    example = example_of(config)
+    about: dict[str, Any] = {"notes": []}
+    started = time.perf_counter()
+    if config.method.startswith("narrow_"):
+        model, about["width"] = narrower(config)
+    else:
+        seed = config.seed + 1_000_000 if config.ablation == "reinitialise" else config.seed
+        model = make_model(config, seed)
+        if masks is not None:
+            model = _pruned(model, masks, example, config.compact, about)
+    about["compact_seconds"] = time.perf_counter() - started
+    about["parameters"] = sum(p.numel() for p in model.parameters())
+    about["flops"] = operations(model, example)
+    return Trainable(model, about)
+
+
+def _pruned(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Tensor, compact: bool, about: dict[str, Any]
+) -> nn.Module:
+    if compact:
+        try:
+            return synflow.compact(model, example, masks)
+        except SynflowError as cause:
+            # A collapsed network may have nothing left to build a network of; masked, it trains as it is.
+            about["notes"].append(f"trained masked, not compact: {cause}")
+    return synflow.attach(model, masks)
+
+
+def narrower(config: Config) -> tuple[nn.Module, float]:
+    """A plain dense network with as many operations, or as many weights, as SynFlow's compact network."""
+    example = example_of(config)
+    dense = make_model(config)
+    masks = synflow.prune(dense, example, compression=config.compression, steps=config.steps)
+    small = synflow.compact(dense, example, masks)
+
+    def size(model: nn.Module) -> int:
+        if config.method == "narrow_flops":
+            return operations(model, example)
+        return sum(weight.numel() for weight in synflow.prunable(model).values())
+
+    wanted = size(small) if config.method == "narrow_flops" else sum(int(mask.sum()) for mask in masks.values())
+    low, high = 0.0, config.width
+    for _ in range(12):  # widths are whole channels, so this is as fine as they get
+        middle = (low + high) / 2
+        low, high = (middle, high) if size(make_model(config, width=middle)) <= wanted else (low, middle)
+    # The narrowest network there is may still be larger than SynFlow's.
+    width = low or high
+    return make_model(config, width=width), width

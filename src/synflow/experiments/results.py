@@ -1,0 +1,135 @@
+"""All results as one table: read, filtered, written as CSV or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from synflow.errors import SynflowError, need
+
+from .files import write_bytes
+from .runs import read_result
+
+__all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
+
+Row = dict[str, Any]
+_CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*$")
+
+
+def collect(root: str | Path) -> tuple[list[Row], list[str]]:
+    """A row for each finished run under a folder, settings and outcome side by side, and what could not be read."""
+    folder = Path(root)
+    if not folder.is_dir():
+        raise SynflowError(f"{folder} is no folder of runs; name the one given as --runs when they were made")
+    rows, problems = [], []
+    for path in sorted(folder.glob("*/result.json")):
+        try:
+            result = read_result(path.parent)
+        except SynflowError as cause:
+            problems.append(f"{cause}; the run is done again when it is next asked for")
+            continue
+        if result is not None:
+            rows.append(_row(path.parent.name, result))
+    return rows, problems
+
+
+def _row(name: str, result: Mapping[str, Any]) -> Row:
+    config = dict(result["config"])
+    recipe = config.pop("recipe")
+    row: Row = {"run": name, **config, **recipe}
+    # Lists and tables stay in the run's own file; a table has room for numbers and words.
+    simple = {
+        key: value
+        for part in (result["outcome"], result["about"])
+        for key, value in part.items()
+        if isinstance(value, str | int | float | bool | None)
+    }
+    return {**row, **{key if key not in row else f"out_{key}": value for key, value in simple.items()}}
+
+
+def select(rows: Iterable[Row], conditions: Iterable[str]) -> list[Row]:
+    """The rows that meet all conditions, such as `method=synflow`, `compression>=100`, `model~vgg`.
+
+    >>> select([{"method": "snip", "top1": 10.0}, {"method": "synflow", "top1": 50.0}], ["top1>20"])
+    [{'method': 'synflow', 'top1': 50.0}]
+    """
+    rows = list(rows)
+    for condition in conditions:
+        match = _CONDITION.match(condition)
+        if match is None:
+            raise SynflowError(f"{condition!r} is no condition; write name=value, name>=value or name~part")
+        name, sign, wanted = match.groups()
+        if rows and not any(name in row for row in rows):
+            raise SynflowError(f"no column {name!r}; choose from {', '.join(columns(rows))}")
+        rows = [row for row in rows if _holds(row.get(name), sign, wanted)]
+    return rows
+
+
+def _holds(value: Any, sign: str, wanted: str) -> bool:
+    if sign == "~":
+        return wanted in str(value)
+    try:
+        left, right = float(value), float(wanted)
+    except (TypeError, ValueError):
+        left, right = str(value), wanted  # type: ignore[assignment]
+        if sign in ("<", ">", "<=", ">="):
+            return False
+    return {
+        "=": left == right, "==": left == right, "!=": left != right,
+        "<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right,
+    }[sign]  # fmt: skip
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The names of all columns, in the order they were met."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def to_csv(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
+    """The table as CSV text."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, names or columns(rows), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def to_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
+    """The table in Markdown."""
+    names = names or columns(rows)
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(_shown(row.get(name)) for name in names) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:.4g}"
+    return str(value)
+
+
+def write_table(rows: Sequence[Row], path: Path) -> None:
+    """Write a .csv, .md or .parquet file."""
+    if path.suffix == ".csv":
+        write_bytes(path, to_csv(rows).encode())
+    elif path.suffix == ".md":
+        write_bytes(path, to_markdown(rows).encode())
+    elif path.suffix == ".parquet":
+        arrow, parquet = need("pyarrow", extra="parquet"), need("pyarrow.parquet", extra="parquet")
+        names = columns(rows)
+        uniform = [{name: _uniform(row.get(name)) for name in names} for row in rows]
+        buffer = arrow.BufferOutputStream()
+        parquet.write_table(arrow.Table.from_pylist(uniform), buffer)
+        write_bytes(path, buffer.getvalue().to_pybytes())
+    else:
+        raise SynflowError(f"{path}: a table is a .csv, .md or .parquet file")
+
+
+def _uniform(value: Any) -> Any:
+    return str(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,163 @@
+"""Many runs: a grid of settings, and three places to do them in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from synflow.errors import SynflowError, need
+
+from .configs import Config, canonical, configured, identity
+from .files import read_json
+from .runs import BusyError, Context, execute, folder_of, is_done
+
+__all__ = ["Outcome", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a sweep: names of runs done and of runs that failed, with the reason."""
+
+    done: tuple[str, ...]
+    failed: dict[str, str]
+
+    def check(self) -> None:
+        """Raise an error if a run failed."""
+        if self.failed:
+            name, why = next(iter(self.failed.items()))
+            raise SynflowError(
+                f"{len(self.failed)} of {len(self.done) + len(self.failed)} runs failed, the first is {name}: {why}; "
+                "the others are kept: put it right and start again"
+            )
+
+
+def grid(base: Config, axes: Mapping[str, Sequence[Any]]) -> list[Config]:
+    """Every combination of the settings on the axes, each run once.
+
+    >>> len(grid(Config(), {"method": ["synflow", "random"], "compression": [1, 10, 100]}))
+    5
+    """
+    for name, values in axes.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise SynflowError(f"the axis {name} must be a list of values, got {values!r}")
+    combinations = itertools.product(*axes.values())
+    return unique(configured(base, **dict(zip(axes, values, strict=True))) for values in combinations)
+
+
+def unique(configs: Iterable[Config]) -> list[Config]:
+    """Each run once, in order; at compression 1 all methods are one run."""
+    return list({identity(config): canonical(config) for config in configs}.values())
+
+
+def read_grid(path: Path) -> list[Config]:
+    """A grid from a TOML, YAML or JSON file: a table `base` of settings and a table `grid` of lists."""
+    try:
+        text = path.read_text()
+    except OSError as cause:
+        raise SynflowError(f"{path} cannot be read: {cause.strerror or cause}") from cause
+    try:
+        if path.suffix == ".toml":
+            content = _toml().loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            content = need("yaml", extra="experiments").safe_load(text)
+        elif path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            raise SynflowError(f"{path}: a sweep is a .toml, .yaml or .json file")
+    except SynflowError:
+        raise
+    except Exception as cause:
+        raise SynflowError(f"{path} cannot be understood: {cause}") from cause
+    if not isinstance(content, dict) or not set(content) <= {"base", "grid"} or not content:
+        raise SynflowError(f"{path}: expected the tables 'base' and 'grid', got {list(content or ())!r}")
+    base = configured(Config(), **(content.get("base") or {}))
+    return grid(base, content.get("grid") or {})
+
+
+def _toml() -> Any:
+    return need("tomllib" if sys.version_info >= (3, 11) else "tomli", extra="experiments")
+
+
+def run_here(configs: Sequence[Config], root: Path, context: Context, *, tell: Tell = lambda _: None) -> Outcome:
+    """Do all runs in this process; one that another process is at is left to it."""
+    done, failed = [], {}
+    for number, config in enumerate(configs, 1):
+        name = identity(config)
+        try:
+            known = is_done(config, root)
+            found = execute(config, root, context)
+            done.append(name)
+            tell(f"[{number}/{len(configs)}] {name} {'was done' if known else summary(found)}")
+        except BusyError as busy:
+            failed[name] = str(busy)
+        except Exception as cause:
+            failed[name] = f"{cause}"
+            tell(f"[{number}/{len(configs)}] {name} FAILED: {cause}")
+    return Outcome(tuple(done), failed)
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """A result in a few words."""
+    outcome, seconds = result["outcome"], result["about"]["seconds"]
+    accuracy = f"top-1 {outcome['top1']:.2f} %, " if isinstance(outcome.get("top1"), float) else ""
+    return f"{accuracy}{seconds:.1f} s"
+
+
+def run_sweep(
+    configs: Sequence[Config],
+    root: Path,
+    context: Context | None = None,
+    *,
+    on: str = "here",
+    workers: int | None = None,
+    threads: int | None = None,
+    retries: int = 2,
+    address: str | None = None,
+    tell: Tell = lambda _: None,
+) -> Outcome:
+    """Do all runs `here`, in `local` worker processes, or on `ray`; folders and results are the same in all three."""
+    from .local import run_local
+    from .on_ray import run_on_ray
+
+    context, configs = context or Context(), unique(configs)
+    if context.data_dir is not None:
+        context = replace(context, data_dir=str(Path(context.data_dir).expanduser().resolve()))
+    if on == "here":
+        import torch
+
+        before = torch.get_num_threads()
+        try:
+            if threads:
+                torch.set_num_threads(threads)
+            return run_here(configs, root, context, tell=tell)
+        finally:
+            torch.set_num_threads(before)
+    if on == "local":
+        return run_local(configs, root, context, workers=workers, threads=threads, retries=retries, tell=tell)
+    if on == "ray":
+        return run_on_ray(
+            configs, root, context, workers=workers, threads=threads, retries=retries, address=address, tell=tell
+        )
+    raise SynflowError(f"no place {on!r} to run on; choose from here, local, ray")
+
+
+def gather(configs: Sequence[Config], root: Path) -> Outcome:
+    """What is in the folders now."""
+    done, failed = [], {}
+    for config in configs:
+        folder = folder_of(config, root)
+        if is_done(config, root):
+            done.append(folder.name)
+            continue
+        try:
+            failed[folder.name] = read_json(folder / "failure.json")["error"]
+        except (SynflowError, KeyError):
+            failed[folder.name] = "its worker died each time it was tried"
+    return Outcome(tuple(done), failed)
