@@ -1,0 +1,58 @@
+"""Figure 3: the score that enters a hidden unit against the score that leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..configs import Config, configured
+from .accuracy import Results
+from .drawing import Drawing
+from .fig2 import image_notes, layer_base
+from .style import COLOURS, LABELS, METHODS, canvas, save
+
+__all__ = ["configs", "draw"]
+
+
+def configs(scale: str) -> list[Config]:
+    """Each method's scores at initialisation."""
+    base = layer_base(scale)
+    return [configured(base, method=method, **({"steps": None} if method == "synflow" else {})) for method in METHODS]
+
+
+def draw(results: Results, folder: Path, scale: str) -> Drawing:
+    """A dot for every unit between two convolutions; on the dotted line as much leaves as enters."""
+    del scale
+    found = {r["config"]["method"]: r["outcome"] for r in results if "inflow" in r["outcome"]}
+    shown = [method for method in METHODS if method in found]
+    table: list[dict[str, Any]] = []
+    with canvas(1, len(shown), width=2.7, height=2.9) as (figure, axes):
+        for panel, method in zip(axes[0], shown, strict=True):
+            outcome = found[method]
+            pairs = _positive(outcome["inflow"], outcome["outflow"])
+            look = {"s": 3, "color": COLOURS[method], "linewidths": 0, "rasterized": True}
+            if "signed_inflow" in outcome:
+                panel.scatter(*zip(*pairs, strict=True), **look, alpha=0.08)
+                pairs = _positive(outcome["signed_inflow"], outcome["signed_outflow"])
+            inflow, outflow = zip(*pairs, strict=True)
+            low, high = min(inflow + outflow), max(inflow + outflow)
+            panel.plot([low, high], [low, high], color="black", linestyle=":", linewidth=1, zorder=3)
+            panel.scatter(inflow, outflow, **look, alpha=0.4)
+            panel.set(xscale="log", yscale="log", title=LABELS[method], xlabel="score into the unit")
+            table.append(
+                {
+                    "method": LABELS[method], "units": len(outcome["inflow"]),
+                    "largest difference over largest flow": f"{outcome['unit_residual']:.1e}",
+                    "negative or zero sums, not drawn": len(outcome["inflow"]) - len(pairs),
+                    "conserved": "yes" if outcome["unit_residual"] < 1e-3 else "no",
+                }
+            )  # fmt: skip
+        axes[0][0].set_ylabel("score out of the unit")
+        paths = save(figure, folder, "fig3")
+    note = "the law is one of signed saliency; SNIP prunes by absolute values, which are drawn pale behind it"
+    return Drawing(tuple(paths), table, (note, *image_notes(results)))
+
+
+def _positive(inflow: list[float], outflow: list[float]) -> list[tuple[float, float]]:
+    """Pairs that have a place on logarithmic axes."""
+    return [(a, b) for a, b in zip(inflow, outflow, strict=True) if a > 0 and b > 0]

@@ -1,0 +1,98 @@
+"""Figure 5: iterative magnitude pruning avoids collapse as SynFlow does, and why.
+
+a: more rounds of training and pruning reach higher compressions. b: training pulls the average squared weight of a
+layer towards the inverse of its size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..configs import Config, configured
+from ..published import imp_accuracy
+from .accuracy import Results, points
+from .drawing import Drawing
+from .fig4 import slope
+from .small import training_base
+from .style import PALETTE, band, canvas, log_axis, save
+
+__all__ = ["configs_a", "configs_b", "draw_a", "draw_b"]
+
+
+def configs_a(scale: str) -> list[Config]:
+    """Rounds and compressions, rewound as the lottery-ticket papers do, and not, as the published figure."""
+    base = configured(training_base(scale), task="imp", method="magnitude")
+    rounds: tuple[int, ...]
+    if scale == "paper":
+        # 50 epochs per round, as published; compressions 10^0, 10^0.1, ... 10^3.
+        recipe = replace(base.recipe, epochs=50, drops=(), evaluate_every=50)
+        base, rounds, exponents = replace(base, recipe=recipe), (1, 2, 3, 4, 5), [step / 10 for step in range(31)]
+    elif scale == "laptop":
+        rounds, exponents = (1, 3), [1.0, 2.0, 3.0]
+    else:
+        rounds, exponents = (1, 2), [1.0, 2.0]
+    return [
+        configured(base, rounds=number, compression=10**exponent, rewind=rewind)
+        for rewind in (True, False)
+        for number in rounds
+        for exponent in exponents
+    ]
+
+
+def draw_a(results: Results, folder: Path, scale: str) -> Drawing:
+    """Accuracy against compression, a curve for each number of rounds."""
+    table: list[dict[str, Any]] = []
+    with canvas(1, 2, width=3.6, height=3.0) as (figure, axes):
+        for panel, rewind in zip(axes[0], (True, False), strict=True):
+            for colour, number in zip(PALETTE, sorted({r["config"]["rounds"] for r in results}), strict=False):
+                found = points(
+                    results, lambda c, n=number, w=rewind: (c["rounds"], c["rewind"]) == (n, w)  # type: ignore[misc]
+                )  # fmt: skip
+                band(panel, found, color=colour, marker="o", label=f"{number} round{'s' * (number > 1)}")
+                if scale == "paper" and not rewind:
+                    theirs = imp_accuracy(number)
+                    panel.plot(*zip(*theirs, strict=True), color=colour, linestyle=":", marker=None, linewidth=1)
+                table += [
+                    {
+                        "rewound": "yes" if rewind else "no", "rounds": number, "compression": f"10^{x:g}",
+                        "top-1 accuracy (%)": f"{mean:.2f}",
+                    }
+                    for x, mean, _, _ in found
+                ]  # fmt: skip
+            most = max(math.log10(r["config"]["compression"]) for r in results)
+            log_axis(panel, 0, math.ceil(most))
+            panel.set(xlabel="compression", title="rewound" if rewind else "not rewound (as published)")
+        axes[0][0].set_ylabel("top-1 accuracy (%)")
+        axes[0][1].legend(fontsize=8)
+        paths = save(figure, folder, "fig5a")
+    return Drawing(tuple(paths), table)
+
+
+def configs_b(scale: str) -> list[Config]:
+    """One dense training run, watched."""
+    return [configured(training_base(scale), task="magnitudes", method="dense")]
+
+
+def draw_b(results: Results, folder: Path, scale: str) -> Drawing:
+    """Each layer's average squared weight through training, and the slope over inverse size."""
+    del scale
+    outcome = results[0]["outcome"]
+    sizes, moments = outcome["sizes"], outcome["mean_square"]
+    table: list[dict[str, Any]] = []
+    with canvas(1, 2, width=3.6, height=3.0) as (figure, axes):
+        panel, lines = axes[0]
+        for place, colour in ((0, PALETTE[6]), (len(moments) - 1, PALETTE[0])):
+            x = [1 / sizes[name] for name in sizes]
+            panel.scatter(x, [moments[place][name] for name in sizes], s=18, color=colour, label=f"epoch {place}")
+        panel.set(xscale="log", yscale="log", xlabel="1 / weights of the layer", ylabel="average squared weight")
+        panel.legend(fontsize=8)
+        slopes = [slope(sizes, means) for means in moments]
+        lines.plot(range(len(slopes)), slopes, color=PALETTE[0], marker="o")
+        lines.axhline(1, color="black", linestyle=":", linewidth=1)
+        lines.set(xlabel="epoch", ylabel="slope (1: the inverse law)")
+        table += [{"epoch": place, "slope": f"{value:.3f}"} for place, value in enumerate(slopes)]
+        paths = save(figure, folder, "fig5b")
+    return Drawing(tuple(paths), table)

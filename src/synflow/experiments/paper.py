@@ -1,0 +1,144 @@
+"""The paper as a program: run experiments, draw their figures from stored results, say beforehand what it will take."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synflow.errors import SynflowError, choose
+
+from .configs import Config, configured
+from .figures import EXPERIMENTS, SCALES, Drawing
+from .files import write_bytes
+from .results import to_markdown
+from .runs import Context, folder_of, read_result
+from .sweeps import Outcome, run_sweep, unique
+
+__all__ = ["configs_of", "draw", "reproduce", "stored"]
+
+
+def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None) -> list[Config]:
+    """The runs of an experiment at a scale, with other settings where given.
+
+    >>> len(configs_of("fig6", "paper"))
+    2196
+    """
+    choose("scale", scale, dict.fromkeys(SCALES))
+    experiment = choose("experiment", name, EXPERIMENTS)
+    return unique(configured(config, **(settings or {})) for config in experiment.configs(scale))
+
+
+def stored(configs: Sequence[Config], root: Path) -> tuple[list[dict[str, Any]], int]:
+    """The results that are there, and how many are not."""
+    found = [read_result(folder_of(config, root)) for config in configs]
+    return [result for result in found if result is not None], found.count(None)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What became of an experiment: its runs, and its figure unless nothing could be drawn."""
+
+    name: str
+    outcome: Outcome
+    drawing: Drawing | None
+
+
+def reproduce(
+    names: Sequence[str],
+    scale: str,
+    root: Path,
+    out: Path,
+    context: Context | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    command: str = "",
+    **where: Any,
+) -> list[Reproduction]:
+    """Do the runs that are still to do, then draw; runs that experiments share are done once."""
+    made = []
+    for name in names:
+        configs = configs_of(name, scale, settings)
+        tell(f"{name}: {EXPERIMENTS[name].title}, {len(configs)} runs at {scale} scale")
+        outcome = run_sweep(configs, root, context, tell=tell, **where)
+        drawing = draw(name, scale, root, out, settings=settings, command=command) if outcome.done else None
+        made.append(Reproduction(name, outcome, drawing))
+    return made
+
+
+def draw(
+    name: str,
+    scale: str,
+    root: Path,
+    out: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    command: str = "",
+) -> Drawing:
+    """Draw a figure, and write the table beside it, from stored results only."""
+    configs = configs_of(name, scale, settings)
+    results, missing = stored(configs, root)
+    if not results:
+        raise SynflowError(
+            f"{name}: none of its {len(configs)} runs at {scale} scale is in {root}; do them first: "
+            f"synflow paper {name} --scale {scale} --runs {shlex.quote(str(root))}"
+        )
+    drawing = EXPERIMENTS[name].draw(results, out, scale)
+    notes = (*drawing.notes, *([f"{missing} of {len(configs)} runs are missing"] if missing else []))
+    write_bytes(out / f"{name}.md", _page(name, scale, results, drawing, notes, settings or {}, command).encode())
+    return Drawing((*drawing.paths, out / f"{name}.md"), drawing.table, notes)
+
+
+def _page(
+    name: str, scale: str, results: Sequence[Mapping[str, Any]], drawing: Drawing, notes: Sequence[str],
+    settings: Mapping[str, Any], command: str,
+) -> str:  # fmt: skip
+    """The table of a figure, with everything needed to make it again."""
+    seconds = sum(result["about"]["seconds"] for result in results)
+    seeds = sorted({result["config"]["seed"] for result in results})
+    versions = {(result["about"]["torch"], result["about"]["threads"]) for result in results}
+    reduced = "" if scale == "paper" and not settings else (
+        f"**Reduced**: {scale} scale"
+        + (f", with {', '.join(f'{key}={value}' for key, value in settings.items())}" if settings else "") + ".\n\n"
+    )  # fmt: skip
+    made = ", ".join(sorted(f"torch {torch}, {threads} thread{'s' * (threads > 1)}" for torch, threads in versions))
+    lines = [
+        f"# {name}: {EXPERIMENTS[name].title}\n",
+        f"![{EXPERIMENTS[name].title}]({name}.png)\n",
+        f"{reduced}{_setting(results)}\n",
+        to_markdown(drawing.table),
+        *(f"- {note}" for note in notes),
+        "",
+        f"{len(results)} runs, seeds {', '.join(map(str, seeds))}, {_duration(seconds)} of computing on CPU ({made}).",
+    ]
+    if command:
+        lines.append(f"\n    {command}")
+    return "\n".join(lines) + "\n"
+
+
+def _setting(results: Sequence[Mapping[str, Any]]) -> str:
+    """Networks, data and training in one sentence each."""
+    said = []
+    for result in {(r["config"]["model"], r["config"]["dataset"]): r for r in results}.values():
+        config, recipe = result["config"], result["config"]["recipe"]
+        width = "" if config["width"] == 1 else f" at {config['width']:g} of its width"
+        text = f"{config['model']}{width} on {config['dataset']}"
+        if config["task"] in ("train", "imp", "magnitudes", "timing"):
+            part = config["train_per_class"]
+            images = f"{part} training images per class" if part else "all training images"
+            rate = f"learning rate {recipe['lr'] * recipe['lr_factor']:g} ({recipe['lr_schedule']})"
+            text += (
+                f": {images}, {recipe['epochs']} epochs, batch {recipe['batch_size']}, {recipe['optimizer']}, {rate}"
+            )
+            text += f", weight decay {recipe['weight_decay']:g}"
+        said.append(text + ".")
+    return "  \n".join(said)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

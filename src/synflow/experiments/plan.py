@@ -1,0 +1,106 @@
+"""What an experiment will take, before it starts: runs, operations, hours, disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from .configs import METHODS_WITH_DATA, Config
+from .data import SHAPES
+from .methods import ABSOLUTE_WIDTHS
+from .models import build
+from .training import operations
+
+__all__ = ["Estimate", "cpu_speed", "estimate"]
+
+IMAGES = {
+    "digits": (1437, 360), "digits32": (1437, 360), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000),
+    "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "tiny-imagenet": (100_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+}  # fmt: skip
+# What such networks sustain on one current data-centre GPU in float32, far below its peak.
+GPU_FLOPS = 8e12
+# A step of SynFlow reads and writes every weight a few times beside its one forward and backward pass.
+BYTES_PER_WEIGHT_AND_STEP = 60
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Totals of a list of runs; operations are multiplications and additions, an upper bound for compact training."""
+
+    runs: int
+    operations: float
+    disk: int
+
+    def hours(self, speed: float) -> float:
+        """Hours at so many operations per second."""
+        return self.operations / speed / 3600
+
+
+def estimate(configs: Sequence[Config]) -> Estimate:
+    """Add up what the runs will take; nothing is built, only shapes are."""
+    return Estimate(len(configs), sum(map(_operations, configs)), sum(map(_disk, configs)))
+
+
+@lru_cache(maxsize=64)
+def _size(model: str, width: float, dataset: str) -> tuple[int, int, int]:
+    """Operations of a forward pass, prunable weights, all parameters."""
+    classes, shape = SHAPES[dataset]
+    options = {} if width == 1.0 else {"width": width}
+    if model in ABSOLUTE_WIDTHS and options:
+        options["width"] = max(1, round(ABSOLUTE_WIDTHS[model] * width))
+    with torch.device("meta"):
+        network = build(model, classes=classes, input_shape=shape, **options)
+        flops = operations(network, torch.ones(1, *shape))
+    layers = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    return flops, sum(layers), sum(p.numel() for p in network.parameters())
+
+
+def _operations(config: Config) -> float:
+    forward, weights, _ = _size(config.model, config.width, config.dataset)
+    classes = SHAPES[config.dataset][0]
+    train, test = IMAGES[config.dataset]
+    train = config.train_per_class * classes if config.train_per_class else train
+    test = config.test_per_class * classes if config.test_per_class else test
+    recipe = config.recipe
+    # A training step is a forward pass and a backward pass of twice its cost.
+    trained = recipe.epochs * (3 * train + test / recipe.evaluate_every) * forward
+    steps = config.steps or (100 if config.method.startswith("synflow") else 1)
+    images = (config.images or config.images_per_class * classes) if config.method in METHODS_WITH_DATA else 1
+    per_step = {"grasp": 12, "snip": 3, "synflow": 3}.get(config.method, 0) * forward * images
+    pruned = steps * (per_step + BYTES_PER_WEIGHT_AND_STEP * weights)
+    return {
+        "train": trained + pruned,
+        "imp": (config.rounds + 1) * trained,
+        "magnitudes": trained,
+        "timing": 2 * trained + pruned,
+    }.get(config.task, pruned)
+
+
+def _disk(config: Config) -> int:
+    _, weights, parameters = _size(config.model, config.width, config.dataset)
+    lines = 400 * config.recipe.epochs + 20_000
+    if config.task in ("train", "imp"):
+        # A bit per weight for good; a checkpoint with momentum while it runs.
+        return weights // 8 + lines + (8 * parameters if config.recipe.epochs > 1 else 0)
+    return lines
+
+
+def cpu_speed(seconds: float = 0.5) -> float:
+    """Operations per second that this machine sustains in convolutions, measured on the spot."""
+    layer, images = nn.Conv2d(64, 64, 3, padding=1), torch.randn(16, 64, 32, 32)
+    each = operations(layer, images)
+    with torch.no_grad():
+        layer(images)
+        start, rounds = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            layer(images)
+            rounds += 1
+        elapsed = time.perf_counter() - start
+    # Whole networks reach about half of what a well-shaped convolution alone does.
+    return rounds * each / elapsed / 2
