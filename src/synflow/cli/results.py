@@ -27,9 +27,7 @@ command = typer.Typer(
 def results(
     where: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONDITION...]", help="Only runs with e.g. method=synflow, compression>=100, model~vgg."
-        ),
+        typer.Argument(metavar="CONDITION", help="Only runs with e.g. method=synflow, compression>=100, model~vgg."),
     ] = None,
     runs: Runs = Path("runs"),
     columns: Annotated[

@@ -38,7 +38,7 @@ command = typer.Typer(
 @command.callback()
 def sweep(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A .toml, .yaml or .json file with `base` and `grid`.")
+        Path | None, typer.Argument(metavar="FILE", help="A .toml, .yaml or .json file with `base` and `grid`.")
     ] = None,
     settings: Settings = None,
     grid: Annotated[

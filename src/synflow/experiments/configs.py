@@ -147,7 +147,7 @@ def identity(config: Config) -> str:
     Only settings that differ from the defaults count, so that a setting added later leaves old names as they are.
 
     >>> identity(Config(compression=10.0))
-    'train-resnet20-digits-synflow-da5d9f04ac4c'
+    'train-resnet20-digits-synflow-245171cc53c4'
     """
     config = canonical(config)
     said = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config) if f.name != "recipe"}

@@ -25,6 +25,7 @@ __all__ = [
     "make_masks",
     "make_model",
     "narrower",
+    "network_of",
     "score_of",
     "trainable",
 ]
@@ -53,14 +54,25 @@ def example_of(config: Config) -> Tensor:
 
 def make_model(config: Config, seed: int | None = None, width: float | None = None) -> nn.Module:
     """The network at initialisation, from the config's seed; the caller's random numbers are left alone."""
-    classes, shape = SHAPES[config.dataset]
-    times = width or config.width
-    options: dict[str, Any] = {} if times == 1.0 else {"width": times}
-    if config.model in ABSOLUTE_WIDTHS and options:
-        options["width"] = max(1, round(ABSOLUTE_WIDTHS[config.model] * times))
     with torch.random.fork_rng([]):
         torch.manual_seed(config.seed if seed is None else seed)
-        return build(config.model, classes=classes, input_shape=shape, **options)
+        return network_of(config.model, config.dataset, width or config.width)
+
+
+def network_of(name: str, dataset: str, width: float = 1.0) -> nn.Module:
+    """A network by name for a data set: a built-in one, `timm:NAME`, `transformers:NAME` or `file.py:function`."""
+    classes, shape = SHAPES[dataset]
+    if ":" in name:
+        from synflow.cli.sources import load_model
+
+        if width != 1.0:
+            raise SynflowError(f"{name} has one width; width={width:g} is for the built-in networks")
+        size = "x".join(map(str, (1, *shape)))
+        return load_model(name, inputs=[size], classes=classes, seed=torch.initial_seed()).model
+    options: dict[str, Any] = {} if width == 1.0 else {"width": width}
+    if name in ABSOLUTE_WIDTHS and options:
+        options["width"] = max(1, round(ABSOLUTE_WIDTHS[name] * width))
+    return build(name, classes=classes, input_shape=shape, **options)
 
 
 def score_of(config: Config) -> Any:

@@ -12,8 +12,7 @@ from torch import nn
 
 from .configs import METHODS_WITH_DATA, Config
 from .data import SHAPES
-from .methods import ABSOLUTE_WIDTHS
-from .models import build
+from .methods import network_of
 from .training import operations
 
 __all__ = ["Estimate", "cpu_speed", "estimate"]
@@ -50,12 +49,9 @@ def estimate(configs: Sequence[Config]) -> Estimate:
 @lru_cache(maxsize=64)
 def _size(model: str, width: float, dataset: str) -> tuple[int, int, int]:
     """Operations of a forward pass, prunable weights, all parameters."""
-    classes, shape = SHAPES[dataset]
-    options = {} if width == 1.0 else {"width": width}
-    if model in ABSOLUTE_WIDTHS and options:
-        options["width"] = max(1, round(ABSOLUTE_WIDTHS[model] * width))
+    shape = SHAPES[dataset][1]
     with torch.device("meta"):
-        network = build(model, classes=classes, input_shape=shape, **options)
+        network = network_of(model, dataset, width)
         flops = operations(network, torch.ones(1, *shape))
     layers = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return flops, sum(layers), sum(p.numel() for p in network.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 import synflow
 from synflow.errors import SynflowError
 
-from ..files import write_json
+from ..files import read_json, write_json
 from ..methods import data_of, example_of, make_masks, make_model, trainable
 from ..runs import Run
 from ..training import train_epochs
@@ -42,25 +43,23 @@ def _masks(run: Run) -> tuple[synflow.Masks | None, dict[str, Any]]:
     if config.method in UNPRUNED:
         total = sum(weight.numel() for weight in synflow.prunable(make_model(config)).values())
         return None, {"kept": total, "total": total, "connected": True, "empty_layers": 0, "prune_seconds": 0.0}
-    model, file = make_model(config), run.folder / "masks.safetensors"
-    masks, seconds = None, 0.0
-    if file.is_file():
-        try:
-            masks = synflow.load_masks(file, model)
-            seconds = float(masks.about.get("prune_seconds", 0.0))
-        except SynflowError:
-            file.unlink()  # they are a function of the config, so a damaged file is simply made again
+    model, file, paper = make_model(config), run.folder / "masks.safetensors", run.folder / "certificate.json"
+    masks = None
+    # Masks are a function of the config: if anything is damaged they are simply made again.
+    with suppress(SynflowError):
+        certificate = read_json(paper)
+        masks = synflow.load_masks(file, model)
     if masks is None:
         started = time.perf_counter()
         masks = make_masks(config, model, run.context.data_dir)
         seconds = time.perf_counter() - started
-        synflow.save_masks(masks, file, prune_seconds=seconds)
-    certificate = synflow.certify(model, masks, example_of(config))
-    write_json(run.folder / "certificate.json", _plain(certificate.as_dict()))
+        certificate = _plain(synflow.certify(model, masks, example_of(config)).as_dict()) | {"prune_seconds": seconds}
+        # The masks last: where they are, the certificate is.
+        write_json(paper, certificate)
+        synflow.save_masks(masks, file)
     return masks, {
-        "kept": certificate.kept, "total": certificate.total, "connected": certificate.connected,
-        "empty_layers": len(certificate.empty_layers), "idle": certificate.idle,
-        "flow_log2": _plain(certificate.flow_log2), "prune_steps": len(masks.steps), "prune_seconds": seconds,
+        **{key: certificate[key] for key in ("kept", "total", "connected", "idle", "flow_log2", "prune_seconds")},
+        "empty_layers": len(certificate["empty_layers"]), "prune_steps": len(certificate["steps"]),
     }  # fmt: skip
 
 
