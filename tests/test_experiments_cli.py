@@ -42,7 +42,7 @@ def test_list_and_plan(run):
     out = run("paper plan fig6 --scale paper").out
     assert "2,196" in out
     assert "GB" in out
-    assert all(len(line) <= 100 for line in out.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_a_figure_is_made_and_drawn_again(run, tmp_path):

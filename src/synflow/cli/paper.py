@@ -167,7 +167,8 @@ def _plan(names: list[str], scale: str, changes: dict[str, Any]) -> None:
         ("figure", ("runs", "right"), ("CPU hours", "right"), ("GPU hours", "right"), ("disk", "right")),
         [(name, f"{e.runs:,}", _hours(e.hours(speed)), _hours(e.hours(GPU_FLOPS)), _bytes(e.disk)) for name, e in rows],
     )
-    say("Hours are upper bounds: compact networks train faster. Disk counts a checkpoint for every run at once.")
+    say("Hours are upper bounds: compact networks train faster.")
+    say("Disk counts a checkpoint for every run at once.")
 
 
 def _hours(value: float) -> str:

@@ -134,10 +134,21 @@ def canonical(config: Config) -> Config:
         default = Config()
         unseen = ("images_per_class", "images", "scoring")
         config = replace(config, **{name: getattr(default, name) for name in unseen})
-    if config.compression == 1 and config.task == "train" and config.method != "dense":
+    if config.task == "train" and (config.compression == 1 or config.method == "dense"):
         default = Config()
-        unused = ("steps", "schedule", "margin", "guard", "scope", "images_per_class", "scoring", "ablation", "compact")
-        return replace(config, method="dense", **{name: getattr(default, name) for name in unused})
+        unused = (
+            "steps",
+            "schedule",
+            "margin",
+            "guard",
+            "scope",
+            "images_per_class",
+            "images",
+            "scoring",
+            "ablation",
+            "compact",
+        )
+        return replace(config, method="dense", compression=1.0, **{name: getattr(default, name) for name in unused})
     return config
 
 

@@ -43,7 +43,11 @@ def _mlflow(folder: Path, config: Config) -> Iterator[Log]:
     import os
 
     mlflow = need("mlflow", extra="logging")
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").resolve().as_uri()
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        # Files need no server and no database; newer versions of MLflow want to be told that this is meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = (folder.parent / "mlruns").resolve().as_uri()
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("synflow")
     number = experiment.experiment_id if experiment else client.create_experiment("synflow")

@@ -69,7 +69,7 @@ def train_epochs(
     Epochs depend on seed and number alone, so a resumed run equals an undisturbed one to the bit.
     """
     target = torch.device(device)
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    layout = _layout(model, recipe)
     model.to(target, memory_format=layout)  # type: ignore[call-overload]
     optimiser = optimizer(model, recipe)
     scaler = torch.amp.GradScaler(target.type, enabled=recipe.precision == "float16")
@@ -113,8 +113,7 @@ def _one_epoch(
         for group in optimiser.param_groups:
             group["lr"] = rate(recipe, epoch + step / steps)
         optimiser.zero_grad(set_to_none=True)
-        if recipe.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=_layout(model, recipe))
         with autocast(device, recipe.precision):
             loss = F.cross_entropy(runner(images), labels, label_smoothing=recipe.label_smoothing)
         # A network without a path has outputs that no weight can change.
@@ -130,6 +129,13 @@ def _one_epoch(
             "lower lr or lr_factor, or add warmup"
         )
     return mean
+
+
+def _layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
+    """How images lie in memory: narrow layers crash the backward kernels for channels last (seen in torch 2.13)."""
+    widths = [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)]
+    even = all(width % 8 == 0 for width in widths)
+    return torch.channels_last if recipe.channels_last and even else torch.contiguous_format
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from typing import Any
 from ..configs import Config
 from .accuracy import Results
 from .drawing import Drawing
-from .style import PALETTE, canvas, save
+from .style import PALETTE, canvas, log_log, save
 
 __all__ = ["configs", "draw"]
 
@@ -35,7 +35,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             ends = [min(inflow), max(inflow)]
             panel.scatter(inflow, outflow, s=4, color=colour, alpha=0.5, linewidths=0, rasterized=True)
             panel.plot(ends, ends, color="black", linestyle=":", linewidth=1)
-            panel.set(xscale="log", yscale="log", title=title, xlabel="inflow (share of the flow)")
+            log_log(panel)
+            panel.set(title=title, xlabel="inflow (share of the flow)")
             sums = outcome[state]["layers_with_shifts"].values()
             table.append(
                 {

@@ -9,7 +9,7 @@ from ..configs import Config, configured
 from .accuracy import Results
 from .drawing import Drawing
 from .fig2 import image_notes, layer_base
-from .style import COLOURS, LABELS, METHODS, canvas, save
+from .style import COLOURS, LABELS, METHODS, canvas, log_log, save
 
 __all__ = ["configs", "draw"]
 
@@ -38,7 +38,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             low, high = min(inflow + outflow), max(inflow + outflow)
             panel.plot([low, high], [low, high], color="black", linestyle=":", linewidth=1, zorder=3)
             panel.scatter(inflow, outflow, **look, alpha=0.4)
-            panel.set(xscale="log", yscale="log", title=LABELS[method], xlabel="score into the unit")
+            log_log(panel)
+            panel.set(title=LABELS[method], xlabel="score into the unit")
             table.append(
                 {
                     "method": LABELS[method], "units": len(outcome["inflow"]),

@@ -10,7 +10,7 @@ from .accuracy import Results
 from .drawing import Drawing
 from .fig2 import image_notes
 from .fig3 import configs
-from .style import COLOURS, LABELS, METHODS, canvas, save
+from .style import COLOURS, LABELS, METHODS, canvas, log_log, save
 
 __all__ = ["configs", "draw"]
 
@@ -39,7 +39,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             ends = [min(x), max(x)]
             panel.plot(ends, [middle * end for end in ends], color="black", linestyle=":", linewidth=1)
             panel.scatter(x, y, s=18, color=COLOURS[method])
-            panel.set(xscale="log", yscale="log", title=LABELS[method], xlabel="1 / weights of the layer")
+            log_log(panel)
+            panel.set(title=LABELS[method], xlabel="1 / weights of the layer")
             signed = {name: outcome["sum_signed"][name] / sizes[name] for name in sizes}
             table.append(
                 {

@@ -17,7 +17,7 @@ from .accuracy import Results, points
 from .drawing import Drawing
 from .fig4 import slope
 from .small import training_base
-from .style import PALETTE, band, canvas, log_axis, save
+from .style import PALETTE, band, canvas, log_axis, log_log, save
 
 __all__ = ["configs_a", "configs_b", "draw_a", "draw_b"]
 
@@ -27,9 +27,9 @@ def configs_a(scale: str) -> list[Config]:
     base = configured(training_base(scale), task="imp", method="magnitude")
     rounds: tuple[int, ...]
     if scale == "paper":
-        # 50 epochs per round, as published; compressions 10^0, 10^0.1, ... 10^3.
+        # 50 epochs per round, as published; compressions 10^0, 10^0.1, ... 10^4.9.
         recipe = replace(base.recipe, epochs=50, drops=(), evaluate_every=50)
-        base, rounds, exponents = replace(base, recipe=recipe), (1, 2, 3, 4, 5), [step / 10 for step in range(31)]
+        base, rounds, exponents = replace(base, recipe=recipe), (1, 2, 3, 4, 5), [step / 10 for step in range(50)]
     elif scale == "laptop":
         rounds, exponents = (1, 3), [1.0, 2.0, 3.0]
     else:
@@ -87,7 +87,8 @@ def draw_b(results: Results, folder: Path, scale: str) -> Drawing:
         for place, colour in ((0, PALETTE[6]), (len(moments) - 1, PALETTE[0])):
             x = [1 / sizes[name] for name in sizes]
             panel.scatter(x, [moments[place][name] for name in sizes], s=18, color=colour, label=f"epoch {place}")
-        panel.set(xscale="log", yscale="log", xlabel="1 / weights of the layer", ylabel="average squared weight")
+        log_log(panel)
+        panel.set(xlabel="1 / weights of the layer", ylabel="average squared weight")
         panel.legend(fontsize=8)
         slopes = [slope(sizes, means) for means in moments]
         lines.plot(range(len(slopes)), slopes, color=PALETTE[0], marker="o")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from synflow.errors import need
 
 from ..files import write_bytes
 
-__all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "save"]
+__all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "log_log", "save"]
 
 METHODS = ("random", "magnitude", "snip", "grasp", "synflow")
 # Okabe and Ito.
@@ -71,3 +72,15 @@ def log_axis(axes: Any, least: float, most: float) -> None:
     """Powers of ten below the axis of log10 values."""
     ticks = range(int(least), int(most) + 1)
     axes.set_xticks(list(ticks), [f"$10^{{{tick}}}$" for tick in ticks])
+
+
+def log_log(axes: Any) -> None:
+    """Two logarithmic axes whose labels never run into each other, be it one decade or ten."""
+    ticker = need("matplotlib.ticker", extra="experiments")
+    axes.set(xscale="log", yscale="log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        narrow = math.log10(high / low) < 1.5
+        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0) if narrow else (1.0,), numticks=6))
+        axis.set_minor_formatter(ticker.NullFormatter())
+        if narrow:
+            axis.set_major_formatter(ticker.LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))

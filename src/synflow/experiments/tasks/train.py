@@ -25,6 +25,7 @@ UNPRUNED = ("dense", "narrow_flops", "narrow_weights")
 
 def train(run: Run) -> dict[str, Any]:
     """Accuracy of one pruned and trained network, and what its masks are like."""
+    data_of(run.config, run.context.data_dir)  # missing files are told before minutes of pruning
     masks, about = _masks(run)
     ready = trainable(run.config, masks)
     history = train_from_checkpoint(run, ready.model)
