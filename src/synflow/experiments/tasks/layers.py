@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import synflow
-from synflow.pruning import StepRecord
 
 from ..configs import METHODS_WITH_DATA, Config
 from ..data import scoring_batches
 from ..methods import data_of, example_of, make_model, score_of
 from ..runs import Run
-from ..shrinking import prune_shrinking
 
 __all__ = ["EXPONENTS", "layers"]
 
@@ -40,16 +38,15 @@ def layers(run: Run) -> dict[str, Any]:
     about = {"sizes": sizes, "log10_max_compression": limit, "images": 0}
     started = time.perf_counter()
     if config.method.startswith("synflow") and config.compression > 1:
-        steps: list[StepRecord] = []
-        masks = prune_shrinking(
+        masks = synflow.prune(
             model, example, compression=config.compression, score=config.method, steps=config.steps or 100,
-            guard=config.guard, observe=lambda step: steps.append(step.record),
+            guard=config.guard,
         )  # fmt: skip
         kept = {_exponent(config): {name: int(mask.sum()) for name, mask in masks.items()}}
-        largest = max((step.pruned_fraction or 0.0 for step in steps), default=0.0)
+        largest = max((step.pruned_fraction or 0.0 for step in masks.steps), default=0.0)
         return {
             **about, "kept": kept, "largest_ratio": largest, "prune_seconds": time.perf_counter() - started,
-            "substeps": sum(step.substeps for step in steps),
+            "substeps": sum(step.substeps for step in masks.steps),
         }  # fmt: skip
     scores, signed, images = _scores(config, model, run.context.data_dir)
     seconds = time.perf_counter() - started
