@@ -157,6 +157,27 @@ def test_queries_and_keys_keep_the_size_that_scales_their_products():
     assert small.qkv.out_features == 24
 
 
+def test_learnt_queries_keep_their_size_and_one_head_stays():
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.probe = nn.Parameter(torch.randn(1, 1, 8))
+            self.attention = nn.MultiheadAttention(8, 4, batch_first=True)
+            self.out = nn.Linear(8, 2)
+
+        def forward(self, x):
+            pooled, _ = self.attention(self.probe.repeat(len(x), 1, 1), x, x)
+            return self.out(pooled[:, 0])
+
+    model = Pool()
+    masks = heads_cut(model, [0]) | {"attention.in_proj_weight": without(model, "attention.in_proj_weight", 0, [3, 11])}
+    small = check(model, masks)  # a channel of queries and keys goes with its products, which are scaled all the same
+    assert (small.attention.num_heads, small.attention.head_dim) == (3, 2)
+    nobody = {"out.weight": torch.zeros(2, 8, dtype=torch.bool)}
+    small = check(model, nobody | heads_cut(model, [0, 1, 2, 3]))
+    assert small.attention.num_heads == 1
+
+
 def test_random_masks_on_a_decoder():
     model = nn.TransformerDecoderLayer(8, 4, 16, batch_first=True)
     masks = random_masks(model, 0.9, 0.6)

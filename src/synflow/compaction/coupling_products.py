@@ -11,8 +11,8 @@ from .units import Axes
 __all__ = ["convolution", "matrix_product"]
 
 
-def matrix_product(c: Coupling, p: Contraction) -> None:
-    """(m, k) times (k, n), or a batch of them."""
+def matrix_product(c: Coupling, p: Contraction, attention: bool = False) -> None:
+    """(m, k) times (k, n), or a batch of them; queries may be learnt, and still keep their size in an attention."""
     rank = len(p.shapes[0])
     x, y = c.of(p.x), c.of(p.y)
     k_x, k_y = x[-1], y[-2]
@@ -23,7 +23,7 @@ def matrix_product(c: Coupling, p: Contraction) -> None:
     if p.shapes[0][-1] > 1:
         k = c.one(k_x, k_y, "it is multiplied with a matrix of fixed size")
         if k is not None:
-            if p.x not in c.weights and p.y not in c.weights:
+            if (attention and rank == 3) or (p.x not in c.weights and p.y not in c.weights):
                 c.units.freeze(k, "products of activations are scaled by its size")
             wide = k.reshape(-1, k.shape[-2]) if rank == 3 else k.reshape(1, -1)
             c.sums.append((wide, p))

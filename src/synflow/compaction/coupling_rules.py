@@ -58,7 +58,10 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
 def _product(c: Coupling, step: Step) -> None:
     product = contraction(step, c.tape)
     assert product is not None
-    (convolution if product.groups else matrix_product)(c, product)
+    if product.groups:
+        convolution(c, product)
+    else:
+        matrix_product(c, product, attention=step.module in c.flexible)
 
 
 def _elementwise(c: Coupling, step: Step) -> None:

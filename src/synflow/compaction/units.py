@@ -159,10 +159,10 @@ class Units:
             self._wholes.setdefault(pair, unit)
 
     def tie(self, ids: Tensor, columns: Sequence[int], rows: Tensor | None) -> None:
-        """As many units must go in each line along `columns`; lines whose row unit goes do not count."""
+        """As many units must go in each line along `columns`, never all; lines whose row unit goes do not count."""
         lines = ids.movedim(tuple(columns), tuple(range(-len(columns), 0)))
         matrix = lines.reshape(-1, int(torch.Size([ids.shape[d] for d in columns]).numel()))
-        if len(matrix) > 1:
+        if len(matrix) > 1 or rows is None:
             heads = None
             if rows is not None:
                 heads = rows.movedim(tuple(columns), tuple(range(-len(columns), 0))).reshape(-1)
