@@ -13,6 +13,7 @@ from .mask_files import load_masks, save_masks
 from .masks import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
 from .onnx_export import export_onnx
 from .pruning import Masks, Step, iterate, prune, score
+from .reporting import Report, report
 from .schedules import SCHEDULES
 from .scores import SCORES
 from .selection import prunable
@@ -27,6 +28,7 @@ __all__ = [
     "Masks",
     "MissingExtraError",
     "NoRuleError",
+    "Report",
     "Step",
     "SynflowError",
     "__version__",
@@ -50,6 +52,7 @@ __all__ = [
     "prunable",
     "prune",
     "register_rule",
+    "report",
     "rewind",
     "rules",
     "saliency",

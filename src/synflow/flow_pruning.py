@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 
 from torch import Tensor
 
 from .allocation import global_scope
-from .connectivity import fewest_weights, shortest_path
+from .connectivity import fewest_weights, repeats, shortest_path
 from .errors import SynflowError
-from .guard import ROUNDING, Removal, StuckError, remove
+from .guard import BOLD, ROUNDING, Removal, StuckError, remove
 from .lightest import Lightest, Scored, lightest_weights
 from .linearization import Arithmetic
 from .measurement import Measurement, measure
@@ -41,7 +41,7 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
     assert plan.steps is not None
     assert plan.power is not None
     left, size, rescue = Survivors(plan.network, plan.start, plan.power), plan.network.size, _rescuer(plan)
-    begin = left.count / size
+    begin, repeating = left.count / size, cache(partial(repeats, plan.network))
     for index in range(1, plan.steps + 1):
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)
         keep = plan.keep if index == plan.steps else min(left.count, max(plan.keep, round(size * begin * share)))
@@ -52,10 +52,17 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
             if substeps == 0:
                 log2 = flow.log2
                 scores = left.whole(scored.whole()) if hold else {}
-            going = _light(plan, left, flow, scored, left.count - keep)
-            if going is not None and (not plan.guard or _proved(left, flow, going)):
-                left.drop(going)
-                part, complete = going.total / flow.value, True
+            number = left.count - keep
+            going = _light(plan, left, flow, scored, number)
+            if going is not None and plan.guard and not _proved(left, flow, going):
+                going = None if flow.had_shifts or repeating() else _light(
+                    plan, left, flow, scored, number, plan.margin * flow.value
+                )  # fmt: skip
+                going = going if going is not None and going.number + left.idle >= number // BOLD > 0 else None
+            if going is not None:
+                complete = going.number + left.idle == number
+                left.drop(going, scored)
+                part = going.total / flow.value
             else:
                 removal = _careful(plan, left, flow, scored, keep, always=False, rescue=rescue)
                 part, complete = removal.pruned_fraction, removal.complete
@@ -80,7 +87,7 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         budget = plan.margin * flow.value
         going = None if flow.had_shifts else _light(plan, left, flow, scored, left.count - plan.keep, budget)
         if going is not None and (going.number or left.count == plan.keep):
-            left.drop(going)
+            left.drop(going, scored)
             part = going.total / flow.value
         else:
             part = _careful(plan, left, flow, scored, plan.keep, always=True).pruned_fraction

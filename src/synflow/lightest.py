@@ -20,7 +20,7 @@ from .sensitivity import Factors, Sensitivity
 # A block of scores and its flags stay in the caches of most processors.
 BLOCK = 1 << 19
 SAMPLE = 1 << 14
-# Beyond this share of the weights, lists of positions cost more than masks.
+# Beyond this share of the weights, lists of their positions take more room than is worth it.
 SHARE = 1 / 6
 
 
@@ -28,8 +28,8 @@ SHARE = 1 / 6
 class Scored:
     """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that masks keep."""
 
-    magnitudes: Mapping[str, Tensor]
-    masks: Mapping[str, Tensor]
+    magnitudes: dict[str, Tensor]
+    masks: dict[str, Tensor]
     sensitivities: Mapping[str, Sensitivity]
     _factors: dict[str, list[Factors]] = field(default_factory=dict)
 
@@ -58,6 +58,32 @@ class Scored:
                 raise not_finite(name, block)
             yield start, stop, block
 
+    def kept_blocks(self, name: str) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The same, flat, as (first position, mask, block)."""
+        rows = self.masks[name].reshape(self.sensitivities[name].rows, -1)
+        for start, stop, block in self.blocks(name):
+            yield start * rows.shape[1], rows[start:stop].view(-1), block.view(-1)
+
+    def remove(self, going: Lightest) -> None:
+        """Take the lightest weights out of masks and magnitudes."""
+        if going.positions is not None:
+            for name, positions in going.positions.items():
+                self.masks[name].view(-1).index_fill_(0, positions, False)
+                self.magnitudes[name].view(-1).index_fill_(0, positions, 0.0)
+            return
+        missing = going.ties
+        for name in reversed(self.masks):
+            equal = []
+            for start, kept, block in self.kept_blocks(name):
+                equal.append(torch.nonzero((block == going.edge).logical_and_(kept)).view(-1) + start)
+                lower = torch.lt(block, going.edge)
+                kept.logical_and_(lower.logical_not())
+                self.magnitudes[name].view(-1)[start : start + len(kept)].masked_fill_(lower, 0.0)
+            last = torch.cat(equal)[-missing:] if missing else torch.cat(equal)[:0]
+            self.masks[name].view(-1).index_fill_(0, last, False)
+            self.magnitudes[name].view(-1).index_fill_(0, last, 0.0)
+            missing -= len(last)
+
     def sample(self, total: int) -> np.ndarray:
         """Sorted scores of some kept weights, each as likely to be among them as any other."""
         parts, part = [], min(1.0, SAMPLE / total)
@@ -83,89 +109,123 @@ class Scored:
 
 @dataclass(frozen=True)
 class Lightest:
-    """Flat positions of the lightest weights by tensor, in order, and the sum of their scores."""
+    """The lightest weights: all below the edge, and of those at the edge the `ties` that come last.
 
-    positions: dict[str, Tensor]
+    `positions` are theirs, flat, by tensor; where they are many they are not held, but found again.
+    """
+
+    number: int
     total: float
-
-    @property
-    def number(self) -> int:
-        """How many they are."""
-        return sum(len(places) for places in self.positions.values())
+    edge: float = -math.inf
+    ties: int = 0
+    positions: dict[str, Tensor] | None = None
 
 
-def lightest_weights(scored: Scored, total: int, number: int, budget: float = math.inf) -> Lightest | None:
+@dataclass(frozen=True)
+class _Found:
+    """What one pass finds: how many weights lie below a bracket and their sum; scores (and positions) inside it."""
+
+    below: int
+    sum_below: float
+    inside: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def lightest_weights(scored: Scored, total: int, number: int, budget: float = math.inf) -> Lightest:
     """The `number` lightest of `total` kept weights, later positions first among equals.
 
-    Fewer, where the scores of so many would sum to the budget or more. None where they are a large part of all.
+    Fewer, where the scores of so many would sum to the budget or more.
     """
     if number == 0:
-        return Lightest({}, 0.0)
+        return Lightest(0, 0.0, positions={})
     sample = scored.sample(total)
     position = number / total * len(sample)
     if budget < math.inf:
         sums = np.cumsum(sample, dtype=np.float64) * (total / max(len(sample), 1))
-        within = int(np.searchsorted(sums, budget))
-        position = min(position, within)
-    if position > SHARE * len(sample):
-        return None
+        position = min(position, int(np.searchsorted(sums, budget)))
+    few = position <= SHARE * len(sample)
     spread = 4.0 * math.sqrt(position) + 4.0
     while True:
-        top = math.ceil(position + spread)
-        limit = float(sample[top]) if top < len(sample) else math.inf
-        found = _below(scored, limit)
-        values = np.concatenate([values for _, values in found.values()])
-        affordable = len(values)
+        top, bottom = math.ceil(position + spread), math.floor(position - spread)
+        high = float(sample[top]) if top < len(sample) else math.inf
+        low = -math.inf if few or bottom < 0 else float(sample[bottom])
+        found = _pass(scored, low, high, positions=few)
+        values = np.concatenate([values for _, values in found.inside.values()])
+        gathered = found.below + len(values)
+        affordable = gathered
         if budget < math.inf:
-            affordable = int(np.searchsorted(np.cumsum(np.sort(values), dtype=np.float64), budget))
-        if affordable < len(values) or len(values) >= number or limit == math.inf:
-            return _exactly(scored, found, values, min(affordable, number))
+            sums = np.cumsum(np.sort(values), dtype=np.float64) + found.sum_below
+            affordable = found.below + int(np.searchsorted(sums, budget))
+        wanted = min(number, affordable)
+        enough = affordable < gathered or gathered >= number or high == math.inf
+        if enough and (wanted > found.below or low == -math.inf):
+            return _exactly(scored, found, values, wanted)
         spread *= 4
 
 
-def _below(scored: Scored, limit: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Positions and scores of the kept weights that score at most the limit."""
-    found = {}
-    for name, mask in scored.masks.items():
-        rows = mask.reshape(scored.sensitivities[name].rows, -1)
-        positions, values = [], []
-        for start, stop, block in scored.blocks(name):
-            inside, scores = _at_most(block.view(-1), rows[start:stop].reshape(-1), limit)
-            positions.append(inside + start * rows.shape[1])
+def _pass(scored: Scored, low: float, high: float, positions: bool) -> _Found:
+    below, sums, inside = 0, [], {}
+    for name in scored.masks:
+        places, values = [], []
+        for start, kept, block in scored.kept_blocks(name):
+            if low > -math.inf:
+                under = _under(block, kept, low)
+                below += int(np.count_nonzero(under))
+                flat = _numpy(block)
+                sums.append(float(np.dot(flat, under.astype(flat.dtype))))
+            here, scores = _between(block, kept, low, high)
+            if positions:
+                places.append(here + start)
             values.append(scores)
-        found[name] = (np.concatenate(positions), np.concatenate(values))
-    return found
+        inside[name] = (np.concatenate(places) if positions else np.zeros(0, np.int64), np.concatenate(values))
+    return _Found(below, math.fsum(sums), inside)
 
 
-def _at_most(scores: Tensor, kept: Tensor, limit: float) -> tuple[np.ndarray, np.ndarray]:
-    if scores.device.type == "cpu":
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _under(block: Tensor, kept: Tensor, low: float) -> np.ndarray:
+    flat = _numpy(block)
+    under: np.ndarray = np.less(flat, flat.dtype.type(low))
+    np.logical_and(under, _numpy(kept), out=under)
+    return under
+
+
+def _between(block: Tensor, kept: Tensor, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Places and scores of the kept weights from `low` to `high`."""
+    if block.device.type == "cpu":
         # NumPy compares and gathers several times faster than torch does on a processor.
-        flat = scores.numpy()
-        low = np.less_equal(flat, flat.dtype.type(limit))
-        inside = np.flatnonzero(np.logical_and(low, kept.numpy(), out=low))
-        return inside, flat[inside]
-    places = torch.nonzero(torch.le(scores, limit).logical_and_(kept)).view(-1)
-    return places.cpu().numpy(), scores[places].cpu().numpy()
+        flat = block.numpy()
+        flags = np.less_equal(flat, flat.dtype.type(high))
+        if low > -math.inf:
+            np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
+        here = np.flatnonzero(np.logical_and(flags, kept.numpy(), out=flags))
+        return here, flat[here]
+    places = torch.nonzero(torch.le(block, high).logical_and_(torch.ge(block, low)).logical_and_(kept)).view(-1)
+    return _numpy(places), _numpy(block[places])
 
 
-def _exactly(
-    scored: Scored, found: Mapping[str, tuple[np.ndarray, np.ndarray]], everything: np.ndarray, number: int
-) -> Lightest:
-    """The lightest `number` among those found; of equals at the edge the last ones, so that earlier ones stay."""
+def _exactly(scored: Scored, found: _Found, everything: np.ndarray, number: int) -> Lightest:
+    """The lightest `number`; of equals at the edge the last ones go, so that earlier ones stay."""
     if number == 0:
-        return Lightest({}, 0.0)
-    edge = np.partition(everything, number - 1)[number - 1]
-    missing = number - int(np.count_nonzero(everything < edge))
-    positions, sums = {}, []
-    for name, (places, values) in reversed(list(found.items())):
+        return Lightest(0, 0.0, positions={})
+    order = number - found.below
+    edge = np.partition(everything, order - 1)[order - 1]
+    lower = everything[everything < edge]
+    ties = order - len(lower)
+    total = math.fsum([found.sum_below, float(lower.sum(dtype=np.float64)), ties * float(edge)])
+    if not any(len(places) for places, _ in found.inside.values()):
+        return Lightest(number, total, float(edge), ties)
+    positions, missing = {}, ties
+    for name, (places, values) in reversed(list(found.inside.items())):
         going = values < edge
         if missing > 0:
-            ties = np.flatnonzero(values == edge)[-missing:]
-            going[ties] = True
-            missing -= len(ties)
+            last = np.flatnonzero(values == edge)[-missing:]
+            going[last] = True
+            missing -= len(last)
         positions[name] = torch.from_numpy(places[going]).to(scored.masks[name].device)
-        sums.append(float(values[going].sum(dtype=np.float64)))
-    return Lightest({name: positions[name] for name in found}, math.fsum(sums))
+    return Lightest(number, total, float(edge), ties, {name: positions[name] for name in found.inside})
 
 
 def _wide(magnitude: Tensor) -> torch.dtype:

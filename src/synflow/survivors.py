@@ -69,13 +69,10 @@ class Survivors:
         """How many kept weights no flow passes, known from the last time the network was cut down: the lightest."""
         return self._idle
 
-    def drop(self, going: Lightest) -> None:
-        """Prune weights by their positions, and the idle ones with them."""
-        for name, positions in going.positions.items():
-            self.masks[name].view(-1).index_fill_(0, positions, False)
-            self.magnitudes[name].view(-1).index_fill_(0, positions, 0.0)
-            self.count -= len(positions)
-        self.count -= self._idle
+    def drop(self, going: Lightest, scored: Scored) -> None:
+        """Prune the lightest weights, and the idle ones with them."""
+        scored.remove(going)
+        self.count -= going.number + self._idle
         self._outside, self._idle = {}, 0
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
