@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
+import synflow
 from checks import Function, kept, nested
 from synflow.connectivity import connected, fewest_weights, reach, shortest_path
 from synflow.network import open_network
@@ -199,3 +200,32 @@ def test_a_weight_used_twice_counts_once_per_use_but_is_kept_once():
     assert connected(network, path)
     assert kept(path) == 1
     assert np.count_nonzero(path["0.weight"].diagonal()) == 1
+
+
+class Skipping(nn.Module):
+    """A short way and a long way are joined; the short one is used a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short, self.long = nn.Linear(3, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.last = nn.Linear(8, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.short(x)
+        return self.last(torch.cat([x, self.long(x)], -1))
+
+
+def test_a_short_way_that_ends_does_not_hide_a_longer_one():
+    network = open_network(Skipping(), torch.ones(1, 3))
+    masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    masks["last.weight"][:, :4] = False
+    assert connected(network, masks)
+    assert fewest_weights(network) == 2
+    assert fewest_weights(network, masks) == 2  # three are needed: too low, but not "no path"
+    path = shortest_path(network, masks)
+    assert connected(network, path)
+    assert {name: int(mask.sum()) for name, mask in path.items()} == dict.fromkeys(masks, 1)
+    further = synflow.prune(network.model, torch.ones(1, 3), compression=36 / 3, masks=masks)
+    assert connected(network, further)
+    masks["last.weight"][:] = False
+    assert fewest_weights(network, masks) is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,7 +53,9 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
     """The number of weights on the path that has the fewest (a weight used twice counts twice); None without a path.
 
     Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights. Where
-    an output needs a constant that enters beside the inputs (a class token), paths from there count too.
+    an output needs a constant that enters beside the inputs (a class token), paths from there count too. Under masks, a
+    short way that ends at pruned weights can hide a longer one: then the number of the whole network is given, which
+    is too low rather than too high.
     """
     for sources in (False, True):
         result = measure(
@@ -64,7 +67,7 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
         )
         if result.value > 0:
             return round(-result.log2 / _TINY)
-    return None
+    return fewest_weights(network) if masks is not None and connected(network, masks) else None
 
 
 def single_length(network: Network) -> bool:
@@ -97,15 +100,18 @@ def shortest_path(
     """
     magnitudes = absolute(network, masks) if heavy else _ones(network, masks)
     current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
-    strict = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting(), gradients=False)
-    sources = strict.value <= 0
+    # Without sources, with them, or (where masks hide every shortest way) without counting weights.
+    for tiny, sources in ((_TINY, False), (_TINY, True), (0, True)):
+        flow = partial(measure, network, leaf_exponent=-tiny, arithmetic=_counting(sources))
+        if flow(magnitudes=magnitudes, gradients=False).value > 0:
+            break
     while True:
         for name, magnitude in magnitudes.items():
             magnitude.mul_(current[name])
-        result = measure(network, magnitudes=magnitudes, leaf_exponent=-_TINY, arithmetic=_counting(sources))
+        result = flow(magnitudes=magnitudes)
         live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
         total = sum(int(mask.sum()) for mask in live.values())
-        if total > FEW * len(live) and (bold := _thinned(network, result, live, magnitudes, sources)):
+        if total > FEW * len(live) and (bold := _thinned(flow, result, live, magnitudes)):
             current = bold
             continue
         # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.
@@ -117,20 +123,19 @@ def shortest_path(
 
 
 def _thinned(
-    network: Network, flow: Measurement, live: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], sources: bool
+    flow: Callable[..., Measurement],
+    whole: Measurement,
+    live: Mapping[str, Tensor],
+    magnitudes: Mapping[str, Tensor],
 ) -> dict[str, Tensor] | None:
     """The best few of each layer, where a path with as few weights is among them."""
-    fewest = round(-flow.log2 / _TINY)
     for share in (0.1, 0.4):
         kept = {}
         for name, mask in live.items():
             number = math.ceil(count({name: mask}) * share)
-            kept.update(keep_best({name: flow.scores[name]}, {name: mask}, number))
-        tried = measure(
-            network, magnitudes={name: magnitude * kept[name] for name, magnitude in magnitudes.items()},
-            leaf_exponent=-_TINY, arithmetic=_counting(sources), gradients=False,
-        )  # fmt: skip
-        if tried.value > 0 and round(-tried.log2 / _TINY) == fewest:
+            kept.update(keep_best({name: whole.scores[name]}, {name: mask}, number))
+        part = flow(magnitudes={name: size * kept[name] for name, size in magnitudes.items()}, gradients=False)
+        if part.value > 0 and round(part.log2 / _TINY) == round(whole.log2 / _TINY):
             return kept
     return None
 

@@ -178,8 +178,15 @@ def isolated(seed: int, device: torch.device) -> Any:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        torch.manual_seed(seed)
+        _seed(seed, device)
         yield
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    # torch.manual_seed also queues a seed, with a stack trace, for every kind of device that is not there.
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.manual_seed(seed)
 
 
 def restoring(function: Callable[P, R]) -> Callable[P, R]:

@@ -145,7 +145,8 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
     try:
         fewest = fewest_weights(network, masks)
         if fewest is not None and fewest > keep:
-            fewest = fewest_kept(network, masks)
+            # The number is exact for the whole network; what masks leave may be narrower, which the loop finds out.
+            fewest = fewest_kept(network)
     except NoRuleError:
         if strict:
             raise
