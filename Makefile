@@ -59,9 +59,19 @@ test-slow: .venv/dev
 
 fuzz: .venv/dev
 	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/test_laws.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(BIN)/python -m pytest -n $(WORKERS) tests/test_compaction_laws.py \
+		tests/test_compaction_cutting.py
 
 zoo: .venv/dev
 	$(BIN)/python tools/zoo.py --out docs/zoo.md
+
+# Figures are kept in runs/, row by row; ratios need a quiet machine.
+bench: .venv/dev
+	mkdir -p runs
+	$(BIN)/python benchmarks/pruning.py --json runs/pruning.json
+	$(BIN)/python benchmarks/scale.py --json runs/scale.json
+	$(BIN)/python benchmarks/masked_step.py --json runs/masked_step.json
+	$(BIN)/python benchmarks/compaction.py
 
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

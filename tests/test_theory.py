@@ -14,6 +14,7 @@ from blocks import Add
 from checks import Function, arrays, mlp
 from synflow.connectivity import connected
 from synflow.network import open_network
+from synflow.theory import Conservation
 from zoo import ZOO
 
 DATA = (torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
@@ -191,3 +192,12 @@ def test_critical_compression_knows_its_words():
         synflow.critical_compression(model, torch.zeros(1, 4), score="synflo")
     with pytest.raises(synflow.SynflowError, match="needs data"):
         synflow.critical_compression(model, torch.zeros(1, 4), score="snip")
+
+
+def test_the_residual_is_a_share_of_what_flows_through_the_layer():
+    def residual(inflow, outflow):
+        return Conservation({"a": (torch.tensor(inflow), torch.tensor(outflow))}, {}, ()).unit_residual
+
+    assert residual([0.5, 0.5], [0.5, 0.25]) == 0.25
+    assert residual([2.0, 6.0], [2.0, 4.0]) == 0.25  # terms meet this layer eight times
+    assert residual([0.01, 0.01], [0.01, 0.0]) == pytest.approx(0.01)

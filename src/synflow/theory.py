@@ -37,8 +37,14 @@ class Conservation:
 
     @property
     def unit_residual(self) -> float | None:
-        """The largest difference between inflow and outflow of a unit, as a share of the flow."""
-        differences = [float((inflow - outflow).abs().max()) for inflow, outflow in self.units.values()]
+        """The largest difference between inflow and outflow of a unit, as a share of the flow.
+
+        Of its layer's flow, where that is larger: before gates in series a term meets a layer 2, 4, 8, ... times.
+        """
+        differences = [
+            float((inflow - outflow).abs().max()) / max(1.0, float(inflow.sum()))
+            for inflow, outflow in self.units.values()
+        ]
         return max(differences, default=None)
 
     @property
