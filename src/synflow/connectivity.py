@@ -53,9 +53,9 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
     """The number of weights on the path that has the fewest (a weight used twice counts twice); None without a path.
 
     Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights. Where
-    an output needs a constant that enters beside the inputs (a class token), paths from there count too. Under masks, a
-    short way that ends at pruned weights can hide a longer one: then the number of the whole network is given, which
-    is too low rather than too high.
+    an output needs a constant that enters beside the inputs (a class token), paths from there count too. A short way
+    that leads nowhere (to pruned weights, or to a product whose other side came a longer way) can hide the path: then
+    the number of the whole network is given, or one, which is too low rather than too high.
     """
     for sources in (False, True):
         result = measure(
@@ -67,7 +67,10 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
         )
         if result.value > 0:
             return round(-result.log2 / _TINY)
-    return fewest_weights(network) if masks is not None and connected(network, masks) else None
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    if not connected(network, whole if masks is None else masks):
+        return None
+    return 1 if masks is None else fewest_weights(network)
 
 
 def single_length(network: Network) -> bool:
