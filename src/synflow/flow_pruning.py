@@ -10,7 +10,7 @@ from functools import cache, partial
 from torch import Tensor
 
 from .allocation import global_scope
-from .connectivity import fewest_weights, repeats, shortest_path
+from .connectivity import connected, fewest_weights, repeats, shortest_path
 from .errors import SynflowError
 from .guard import BOLD, ROUNDING, Removal, StuckError, remove
 from .lightest import Lightest, Scored, lightest_weights
@@ -54,12 +54,20 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
                 scores = left.whole(scored.whole()) if hold else {}
             number = left.count - keep
             going = _light(plan, left, flow, scored, number)
+            part: float | None = None
             if going is not None and plan.guard and not _proved(left, flow, going):
-                going = None if flow.had_shifts or repeating() else _light(
-                    plan, left, flow, scored, number, plan.margin * flow.value
-                )  # fmt: skip
-                going = going if going is not None and going.number + left.idle >= number // BOLD > 0 else None
-            if going is not None:
+                if flow.loose or repeating():
+                    # The bound is timid or says nothing here; a path that is found is as good a proof.
+                    part = _tried(left, flow, scored, going)
+                    going = None
+                else:
+                    going = None if flow.had_shifts else _light(
+                        plan, left, flow, scored, number, plan.margin * flow.value
+                    )  # fmt: skip
+                    going = going if going is not None and going.number + left.idle >= number // BOLD > 0 else None
+            if part is not None:
+                complete = True
+            elif going is not None:
                 complete = going.number + left.idle == number
                 left.drop(going, scored)
                 part = going.total / flow.value
@@ -85,7 +93,8 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         flow, scored = _measured(plan, left)
         scores = left.whole(scored.whole()) if hold else {}
         budget = plan.margin * flow.value
-        going = None if flow.had_shifts else _light(plan, left, flow, scored, left.count - plan.keep, budget)
+        unsure = flow.had_shifts or flow.loose
+        going = None if unsure else _light(plan, left, flow, scored, left.count - plan.keep, budget)
         if going is not None and (going.number or left.count == plan.keep):
             left.drop(going, scored)
             part = going.total / flow.value
@@ -110,7 +119,7 @@ def _light(
     plan: Plan, left: Survivors, flow: Measurement, scored: Scored, number: int, budget: float = math.inf
 ) -> Lightest | None:
     """The lightest weights of all, where the plan simply lets them go; the idle ones, which weigh nothing, first."""
-    if plan.scope is not global_scope or plan.shield is not None or flow.loose or not flow.value > 0:
+    if plan.scope is not global_scope or plan.shield is not None or not flow.value > 0:
         return None
     if number < left.idle:
         return None
@@ -119,12 +128,33 @@ def _light(
 
 def _proved(left: Survivors, flow: Measurement, going: Lightest) -> bool:
     """Whether less goes than flows from the inputs; a flow that biases add to does not count."""
+    if flow.loose:
+        return False
     if not flow.had_shifts:
         return going.total < flow.value * (1.0 - ROUNDING)
     bare, _ = left.measure(shifts=False, gradients=False)
     if going.total <= 0 or not bare.value > 0:
         return bare.value > 0
     return math.log2(going.total) + flow.exponent < bare.log2 + math.log2(1.0 - ROUNDING)
+
+
+def _tried(left: Survivors, flow: Measurement, scored: Scored, going: Lightest) -> float | None:
+    """Let the lightest weights go if a path is found afterwards, else as many by a flow that no gate counts twice.
+
+    The share of the flow that went, or None where neither leaves a path.
+    """
+    number = going.number
+    for shared in (False, True):
+        ranked = scored
+        if shared:
+            ranked = left.measure(arithmetic=Arithmetic(shared=True))[1]
+            going = lightest_weights(ranked, left.count - left.idle, number)
+        trial = ranked.without(going)
+        if connected(left.small, trial.masks):
+            lost = scored.total(trial.masks) if shared else going.total
+            left.go_on(trial, number)
+            return lost / flow.value
+    return None
 
 
 def _careful(

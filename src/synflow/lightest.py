@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -83,6 +83,26 @@ class Scored:
             self.masks[name].view(-1).index_fill_(0, last, False)
             self.magnitudes[name].view(-1).index_fill_(0, last, 0.0)
             missing -= len(last)
+
+    def without(self, going: Lightest) -> Scored:
+        """The same scores with the lightest weights gone from masks and magnitudes of their own."""
+        trial = replace(
+            self,
+            masks={name: mask.clone() for name, mask in self.masks.items()},
+            magnitudes={name: magnitude.clone() for name, magnitude in self.magnitudes.items()},
+        )
+        trial.remove(going)
+        return trial
+
+    def total(self, staying: Mapping[str, Tensor]) -> float:
+        """The sum of the scores of the kept weights that other masks do not keep."""
+        sums = []
+        for name in self.masks:
+            stays = staying[name].reshape(-1)
+            for start, kept, block in self.kept_blocks(name):
+                gone = kept & ~stays[start : start + len(kept)]
+                sums.append(float(block[gone].sum(dtype=torch.float64)))
+        return math.fsum(sums)
 
     def sample(self, total: int) -> np.ndarray:
         """Sorted scores of some kept weights, each as likely to be among them as any other."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .errors import SynflowError
 from .lightest import Lightest, Scored
+from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
 from .network import Network, open_network
 from .streams import count
@@ -57,11 +58,14 @@ class Survivors:
             return False
         return True
 
-    def measure(self, shifts: bool = True, gradients: bool = True) -> tuple[Measurement, Scored]:
+    def measure(
+        self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None
+    ) -> tuple[Measurement, Scored]:
         """The flow of what is left, and its scores, which are not held."""
         flow = measure(
-            self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients, lazy=True
-        )
+            self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients, lazy=True,
+            arithmetic=arithmetic,
+        )  # fmt: skip
         return flow, Scored(self.magnitudes, self.masks, flow.sensitivities)
 
     @property
@@ -72,7 +76,12 @@ class Survivors:
     def drop(self, going: Lightest, scored: Scored) -> None:
         """Prune the lightest weights, and the idle ones with them."""
         scored.remove(going)
-        self.count -= going.number + self._idle
+        self.go_on(scored, going.number)
+
+    def go_on(self, scored: Scored, number: int) -> None:
+        """Go on with masks and magnitudes from which `number` weights were taken; the idle ones go with them."""
+        self.masks, self.magnitudes = scored.masks, scored.magnitudes
+        self.count -= number + self._idle
         self._outside, self._idle = {}, 0
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
