@@ -56,3 +56,20 @@ def test_guarded_pruning_keeps_the_input_connected_at_any_compression():
     for keep in (40, 20, 12, 8):
         masks = synflow.prune(model, EXAMPLE, compression=size / keep, steps=8)
         assert synflow.certify(model, masks, EXAMPLE).connected, keep
+
+
+def test_a_step_that_leaves_a_path_is_taken_whole_and_weighed_by_its_scores():
+    """The bound says nothing where constants enter; the paper's choice stands as long as a path is found."""
+    model = ClassToken(width=16).double()
+    size = sum(p.numel() for p in synflow.prunable(model).values())
+    before = {name: torch.ones_like(p, dtype=torch.bool) for name, p in synflow.prunable(model).items()}
+    for step in synflow.iterate(model, EXAMPLE, compression=5, steps=5):
+        scores = synflow.score(model, EXAMPLE, masks=before)
+        joined = torch.cat([scores[n][before[n]] for n in before])
+        edge = joined.sort().values[-step.kept]
+        assert step.substeps == 1
+        assert all(torch.equal(step.masks[n], before[n] & (scores[n] >= edge)) for n in before)
+        lost, flow = float(joined[joined < edge].sum()), 2.0**step.flow_log2
+        assert abs(step.pruned_fraction - lost / flow) < 1e-9
+        before = step.masks
+    assert step.kept == round(size / 5)

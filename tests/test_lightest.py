@@ -96,3 +96,23 @@ def test_scores_that_overflow_name_their_tensor() -> None:
         lightest_weights(scored({"a.weight": torch.rand(10, 10).index_fill(0, torch.tensor([3]), 1.0).mul(
             torch.where(torch.arange(100).view(10, 10) == 31, math.inf, 1.0)
         )}), 100, 3)  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
+    """`without` works on copies, and `total` weighs what the trial let go."""
+    scores = {"a": torch.rand(40, 30), "b": torch.rand(50, 7)}
+    weights = scored({n: s.clone() for n, s in scores.items()})
+    number = int(share * 1550)
+    found = lightest_weights(weights, 1550, number)
+    trial = weights.without(found)
+    assert all(bool(mask.all()) for mask in weights.masks.values())
+    assert all(torch.equal(weights.magnitudes[n], scores[n]) for n in scores)
+    gone = {n: ~trial.masks[n] for n in scores}
+    assert sum(int(mask.sum()) for mask in gone.values()) == number
+    assert all(not trial.magnitudes[n][gone[n]].any() for n in scores)
+    lost = sum(float(s[gone[n]].double().sum()) for n, s in scores.items())
+    ones = {n: torch.ones_like(s, dtype=torch.bool) for n, s in scores.items()}
+    let_go = weights.total(trial.masks)
+    assert math.isclose(let_go, lost, rel_tol=1e-6)
+    assert weights.total(ones) == 0.0
