@@ -228,11 +228,11 @@ def test_a_module_called_again_and_again_reaches_the_largest_compression():
 class Gates(nn.Module):
     """Gates in series: each counts the weights before it twice."""
 
-    def __init__(self, width: int = 8, depth: int = 2) -> None:
+    def __init__(self, width: int = 48, depth: int = 3) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
-        self.values = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.gates = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.first, self.last = nn.Linear(3, width, bias=False), nn.Linear(width, 2, bias=False)
+        self.values = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.gates = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
 
     def forward(self, x):
         x = self.first(x)
@@ -244,17 +244,17 @@ class Gates(nn.Module):
 def test_where_the_paper_s_choice_leaves_no_path_another_of_the_same_size_does():
     """Ranked by the flow that both sides of a gate share the path stays; the step is weighed by the plain scores."""
     rescued = 0
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         model, example = Gates().double(), torch.zeros(1, 3, dtype=torch.float64)
         weights = synflow.prunable(model)
-        compression = sum(p.numel() for p in weights.values()) / 40
+        compression = sum(p.numel() for p in weights.values()) / 900
         bold = synflow.prune(model, example, compression=compression, steps=1, guard=False)
         (step,) = synflow.iterate(model, example, compression=compression, steps=1)
         certificate = synflow.certify(model, step.masks, example)
-        assert (certificate.connected, certificate.kept, step.substeps) == (True, 40, 1)
+        assert (certificate.connected, certificate.kept, step.substeps) == (True, 900, 1)
         if not synflow.certify(model, bold, example).connected:
             gone = lost(step.scores, step.masks)
             assert math.isclose(step.pruned_fraction, gone / 2.0**step.flow_log2, rel_tol=1e-9)
             rescued += 1
-    assert rescued >= 3
+    assert rescued == 3
