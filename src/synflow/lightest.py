@@ -22,15 +22,23 @@ BLOCK = 1 << 19
 SAMPLE = 1 << 14
 # Beyond this share of the weights, lists of their positions take more room than is worth it.
 SHARE = 1 / 6
+# Below this no product overflows.
+HUGE = 1e37
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that masks keep."""
+    """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that masks keep.
+
+    `places` are where the last sample was taken, `bounds` no less than the magnitudes of each tensor: both may be kept
+    from step to step.
+    """
 
     magnitudes: dict[str, Tensor]
     masks: dict[str, Tensor]
     sensitivities: Mapping[str, Sensitivity]
+    places: dict[str, Tensor] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
     _factors: dict[str, list[Factors]] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Tensor]:
@@ -50,11 +58,12 @@ class Scored:
         rows, factors = magnitude.reshape(height, width), self.factors(name)
         step = max(1, min(height, BLOCK // max(width, 1)))
         room = torch.empty(step, width, dtype=_wide(magnitude), device=magnitude.device)
+        bounded = sensitivity.largest(factors) * self.largest(name) < HUGE
         for start in range(0, height, step):
             stop = min(start + step, height)
             block = sensitivity.block(factors, start, stop, room[: stop - start]).mul_(rows[start:stop])
             # Scores are not negative, so one sum finds any that is not finite.
-            if not math.isfinite(float(block.sum())):
+            if not bounded and not math.isfinite(float(block.sum())):
                 raise not_finite(name, block)
             yield start, stop, block
 
@@ -105,20 +114,39 @@ class Scored:
         return math.fsum(sums)
 
     def sample(self, total: int) -> np.ndarray:
-        """Sorted scores of some kept weights, each as likely to be among them as any other."""
-        parts, part = [], min(1.0, SAMPLE / total)
+        """Sorted scores of some kept weights, each as likely to be among them as any other.
+
+        Where they are is remembered from step to step: what is left of a fair sample is a fair sample of what is left.
+        """
+        places = self.places
+        for name in places:
+            places[name] = places[name][self.masks[name].reshape(-1)[places[name]]]
+        if sum(map(len, places.values())) < min(total, SAMPLE // 2):
+            places.update(self._draw(min(1.0, SAMPLE / total)))
+        parts = []
+        for name, positions in places.items():
+            if len(positions):
+                gradient = self.sensitivities[name].at(self.factors(name), positions)
+                parts.append((gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy())
+        return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+
+    def _draw(self, part: float) -> Iterator[tuple[str, Tensor]]:
+        """Positions of about a part of the kept weights."""
         for index, (name, mask) in enumerate(self.masks.items()):
             flat = mask.reshape(-1)
             if part == 1.0:
-                positions = torch.arange(flat.numel(), device=flat.device)
-            else:
-                dice = torch.Generator().manual_seed(index)
-                positions = torch.randint(flat.numel(), (math.ceil(flat.numel() * part),), generator=dice)
-                positions = positions.to(flat.device)
-            positions = positions[flat[positions]]
-            gradient = self.sensitivities[name].at(self.factors(name), positions)
-            parts.append((gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy())
-        return np.sort(np.concatenate(parts))
+                yield name, torch.nonzero(flat).view(-1)
+                continue
+            dice = torch.Generator().manual_seed(index)
+            positions = torch.randint(flat.numel(), (math.ceil(flat.numel() * part),), generator=dice)
+            positions = positions.to(flat.device)
+            yield name, positions[flat[positions]]
+
+    def largest(self, name: str) -> float:
+        """A bound on the magnitudes of one tensor: its largest when it was first asked for."""
+        if name not in self.bounds:
+            self.bounds[name] = float(self.magnitudes[name].amax()) if self.magnitudes[name].numel() else 0.0
+        return self.bounds[name]
 
     def factors(self, name: str) -> list[Factors]:
         """The thin matrices of one tensor, made once."""
@@ -220,10 +248,20 @@ def _between(block: Tensor, kept: Tensor, low: float, high: float) -> tuple[np.n
         flags = np.less_equal(flat, flat.dtype.type(high))
         if low > -math.inf:
             np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
-        here = np.flatnonzero(np.logical_and(flags, kept.numpy(), out=flags))
-        return here, flat[here]
+        here = _true(np.logical_and(flags, kept.numpy(), out=flags))
+        return here, flat.take(here)
     places = torch.nonzero(torch.le(block, high).logical_and_(torch.ge(block, low)).logical_and_(kept)).view(-1)
     return _numpy(places), _numpy(block[places])
+
+
+def _true(flags: np.ndarray) -> np.ndarray:
+    """Where flags are set; few are, so eight are looked at in one go."""
+    whole = len(flags) // 8 * 8
+    words = flags[:whole].view(np.uint64)
+    some = np.flatnonzero(words != 0)
+    inner = np.flatnonzero(words[some].view(np.bool_))
+    places = (some[inner >> 3] << 3) + (inner & 7)
+    return places if whole == len(flags) else np.concatenate([places, whole + np.flatnonzero(flags[whole:])])
 
 
 def _exactly(scored: Scored, found: _Found, everything: np.ndarray, number: int) -> Lightest:

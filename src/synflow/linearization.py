@@ -43,7 +43,7 @@ class Arithmetic:
     held part of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what
     leaves the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were
     also used otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight);
-    `notes` for the certificate.
+    `notes` for the certificate. `constants` are what rules make of parameters that no pass changes.
     """
 
     shifts: bool = True
@@ -59,6 +59,7 @@ class Arithmetic:
     untapped: set[str] = field(default_factory=set)
     captured: dict[int, Sensitivity] | None = None
     shared: bool = False
+    constants: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Saturate(torch.autograd.Function):

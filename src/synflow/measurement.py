@@ -71,6 +71,7 @@ def measure(
     `lazy` leaves the scores as factors, to be multiplied out a block at a time.
     """
     how = arithmetic or Arithmetic(shifts=shifts)
+    how.constants = network.constants
     notes: dict[str, None] = {}
     if magnitudes is None:
         magnitudes = absolute(network, masks, power, notes)

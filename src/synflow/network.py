@@ -30,7 +30,7 @@ class Network:
     """What a score sees: the prunable weights by name, the example, the data, and a copy of the model to run.
 
     `weights` are the user's own tensors, detached: read them, do not write. `batches` raises when no data was given.
-    `seed` is for scores that draw random numbers.
+    `seed` is for scores that draw random numbers; `constants` is what flow passes remember of other parameters.
     """
 
     model: nn.Module
@@ -45,6 +45,7 @@ class Network:
     _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
     _replaced: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _reached_around: bool = False
+    constants: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,7 @@ lives only as long as it is looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Factors = tuple[Tensor, Tensor]
+
+# With no more positions than this, a product with patches is faster than a convolution.
+FEW = 16
 
 
 @dataclass
@@ -58,6 +62,14 @@ class Sensitivity:
             torch.mm(left[start:stop], right, out=out) if first else out.addmm_(left[start:stop], right)
         return out
 
+    def largest(self, factors: list[Factors]) -> float:
+        """A bound on all entries, not a number or infinite where one may be."""
+        bound = 0.0 if self.dense is None or not self.dense.numel() else float(self.dense.amax())
+        for left, right in factors:
+            if left.numel() and right.numel():
+                bound += float(left.amax()) * float(right.amax()) * len(right)
+        return bound
+
     def at(self, factors: list[Factors], positions: Tensor) -> Tensor:
         """The gradient at some flat positions."""
         row, column = positions // self.columns, positions % self.columns
@@ -89,7 +101,8 @@ def capture(
     given = list(settings)
     stride, padding, dilation, groups = given + [1, 0, 1, 1][len(given) :]
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
-    result = _Convolution.apply(x, weight, sensitivity, how)
+    few = dimensions == 2 and how[3] == 1 and len(x) * math.prod(_sizes(x.shape, weight.shape, how)) <= FEW
+    result = (_Patches if few else _Convolution).apply(x, weight, sensitivity, how)
     return result
 
 
@@ -155,8 +168,6 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.sensitivity, ctx.how = sensitivity, how
         stride, padding, dilation, groups = how
-        # Not as a product with the patches, though that is faster where they are few: a convolution adds up in the
-        # same order when channels without flow are cut away, so scores stay the same to the last bit.
         wide = weight.to(x.dtype)
         return torch.convolution(x, wide, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
@@ -178,6 +189,43 @@ class _Convolution(torch.autograd.Function):
         else:
             ctx.sensitivity.add_dense(whole)
         return into, None, None, None
+
+
+class _Patches(torch.autograd.Function):
+    """A convolution with few positions, as a product with the patches: weights are read once, as they lie."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Sensitivity, how: Any) -> Tensor:
+        stride, padding, dilation, _ = how
+        seen = F.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).transpose(1, 2)
+        ctx.save_for_backward(seen, weight)
+        ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
+        sent = F.linear(seen, weight.to(x.dtype).flatten(1))
+        return sent.transpose(1, 2).reshape(len(x), len(weight), *_sizes(x.shape, weight.shape, how))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        seen, weight = ctx.saved_tensors
+        stride, padding, dilation, _ = ctx.how
+        sent = gradients[0].detach().flatten(2).transpose(1, 2)
+        into = None
+        if ctx.needs_input_grad[0]:
+            parts = (sent @ weight.to(sent.dtype).flatten(1)).transpose(1, 2)
+            into = F.fold(parts, ctx.size[2:], tuple(weight.shape[2:]), dilation, padding, stride)
+        left, right = sent.flatten(0, 1).t(), seen.detach().flatten(0, 1)
+        if _is_thin(len(right), len(left), right.shape[1]):
+            ctx.sensitivity.uses.append(lambda: (left, right))
+        else:
+            ctx.sensitivity.add_dense((left @ right).view(weight.shape))
+        return into, None, None, None
+
+
+def _sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
+    """The number of positions of a convolution in each dimension."""
+    return [
+        (size + 2 * pad - step * (width - 1) - 1) // jump + 1
+        for size, width, jump, pad, step in zip(x[2:], weight[2:], *how[:3], strict=True)
+    ]
 
 
 def _patches(

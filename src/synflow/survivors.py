@@ -26,13 +26,16 @@ log = logging.getLogger("synflow")
 # Networks with fewer weights are through before a cut would pay.
 SMALL = 1 << 18
 # The network is cut down anew when this share of the weights it held is left.
-WORTH = 0.6
+WORTH = 0.5
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
 SAME = 1e-5
 
 
 class Survivors:
-    """What is left of a network: `masks` and `magnitudes` in the shapes of `small`, the network they are used in."""
+    """What is left of a network: `masks` and `magnitudes` in the shapes of `small`, the network they are used in.
+
+    `origin` is where the weights of tensors that were cut lie in the whole ones, as flat positions.
+    """
 
     def __init__(self, network: Network, masks: Mapping[str, Tensor], power: int, shrinking: bool = True) -> None:
         self.network, self.power = network, power
@@ -40,11 +43,14 @@ class Survivors:
         self.masks: dict[str, Tensor] = {name: mask.clone() for name, mask in masks.items()}
         self._half = power == 1 and self._reads_half()
         self.magnitudes = absolute(network, self.masks, power, half=self._half)
-        self.kept: dict[str, dict[int, Any]] = {}
+        self.origin: dict[str, Tensor] = {}
         self.count = count(masks)
         self._outside: dict[str, Tensor] = {}
+        self._places: dict[str, Tensor] = {}
+        self._bounds: dict[str, float] = {}
         self._idle = 0
         self._shrinking = shrinking
+        self._model = network.model
         self._outline: Any = None
         self._held = self.count
 
@@ -66,7 +72,7 @@ class Survivors:
             self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients, lazy=True,
             arithmetic=arithmetic,
         )  # fmt: skip
-        return flow, Scored(self.magnitudes, self.masks, flow.sensitivities)
+        return flow, Scored(self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds)
 
     @property
     def idle(self) -> int:
@@ -88,16 +94,16 @@ class Survivors:
         """Tensors of the cut network (masks, scores) in the shapes of the whole one, zero where nothing is left."""
         full = {}
         for name, tensor in tensors.items():
-            if name not in self.kept:
-                full[name] = tensor
-                continue
-            room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
-            full[name] = _pasted(tensor, room, self.kept[name])
+            full[name] = tensor
+            if name in self.origin:
+                room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
+                full[name] = room
+                room.view(-1).index_copy_(0, self.origin[name], tensor.reshape(-1))
         return full
 
     def whole_masks(self) -> dict[str, Tensor]:
         """The masks of the whole network, in tensors of their own."""
-        full = {name: mask.clone() if name not in self.kept else mask for name, mask in self.masks.items()}
+        full = {name: mask.clone() if name not in self.origin else mask for name, mask in self.masks.items()}
         full = self.whole(full)
         for name, positions in self._outside.items():
             full[name].view(-1)[positions] = True
@@ -106,7 +112,9 @@ class Survivors:
     def replace(self, masks: Mapping[str, Tensor]) -> None:
         """Go on with other masks of the whole network, which keep nothing that was pruned."""
         for name in self.masks:
-            part = _cut(masks[name], self.kept.get(name, {}))
+            part = masks[name]
+            if name in self.origin:
+                part = part.view(-1)[self.origin[name]].view(self.masks[name].shape)
             self.masks[name].copy_(part)
             self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
         self.count = count(masks)
@@ -127,60 +135,58 @@ class Survivors:
     def _shrink(self) -> None:
         from .compaction.cutting import cut_down, outline  # compaction is built on scores, not the reverse
 
-        masks = self.whole_masks()
         if self._outline is None:
-            self._outline = outline(self.network.model, self.network.example)
-        cut = cut_down(self._outline, masks)
-        kept = {name: cut.kept[name] for name in masks if name in cut.kept}
-        parts = {name: _cut(mask, kept.get(name, {})) for name, mask in masks.items()}
-        size = sum(part.numel() for part in parts.values())
-        if size > WORTH * sum(mask.numel() for mask in self.masks.values()):
+            self._outline = outline(self._model, self.network.example)
+        cut = cut_down(self._outline, self.masks)
+        kept = {name: cut.kept[name] for name in self.masks if name in cut.kept}
+        places = {name: _places(self.masks[name], kept[name]) for name in kept}
+        sizes = {name: places[name].numel() if name in kept else mask.numel() for name, mask in self.masks.items()}
+        if sum(sizes.values()) > WORTH * sum(mask.numel() for mask in self.masks.values()):
             return
-        smaller = cut.apply(self.network.model)
-        chosen = list(masks)
+        model, chosen = cut.apply(self._model), set(self.masks)
         small = open_network(
-            smaller, self.network.example, select=lambda name, _: name in chosen,
+            model, self.network.example, select=lambda name, _: name in chosen,
             seed=self.network.seed, score_name=self.network.score_name,
         )  # fmt: skip
-        whole = absolute(self.network, masks, self.power, half=self._half, only=set(kept))
-        magnitudes = {name: _cut(whole[name], kept[name]) if name in kept else self.magnitudes[name] for name in masks}
+        magnitudes = {name: _taken(tensor, places.get(name)) for name, tensor in self.magnitudes.items()}
         before = measure(self.small, magnitudes=self.magnitudes, power=self.power, gradients=False)
         after = measure(small, magnitudes=magnitudes, power=self.power, gradients=False)
         if not math.isclose(before.log2, after.log2, abs_tol=SAME * 1.5):
             self._stop(f"its flow changes from 2^{before.log2} to 2^{after.log2}")
             return
-        log.debug("goes on with %d of %d weights held", size, self.network.size)
-        self.small, self.kept, self.masks, self.magnitudes = small, kept, parts, magnitudes
-        self._outside = _left_out(masks, self.whole(parts))
-        self._idle = sum(len(positions) for positions in self._outside.values())
+        log.debug("goes on with %d of %d weights held", sum(sizes.values()), self.network.size)
+        for name, inside in places.items():
+            self._leave(name, inside)
+            flat = inside.reshape(-1)
+            self.origin[name] = self.origin[name][flat] if name in self.origin else flat
+        self.masks = {name: _taken(mask, places.get(name)) for name, mask in self.masks.items()}
+        self.small, self.magnitudes, self._model = small, magnitudes, model
+        self._places, self._outline = {}, None
+
+    def _leave(self, name: str, inside: Tensor) -> None:
+        """Note the kept weights of a tensor that will not be in the cut network."""
+        idle = self.masks[name].reshape(-1).clone()
+        idle[inside.reshape(-1)] = False
+        positions = torch.nonzero(idle).view(-1)
+        if not len(positions):
+            return
+        if name in self.origin:
+            positions = self.origin[name][positions]
+        before = self._outside.get(name)
+        self._outside[name] = positions if before is None else torch.cat([before, positions])
+        self._idle += len(positions)
 
     def _stop(self, reason: str) -> None:
         log.debug("%s is not cut down while it is pruned: %s", type(self.network.model).__name__, reason)
         self._shrinking = False
 
 
-def _cut(tensor: Tensor, kept: Mapping[int, Any]) -> Tensor:
+def _places(like: Tensor, kept: Mapping[int, Any]) -> Tensor:
+    """Flat positions of the kept part of a tensor, in its shape."""
     from .compaction.surgery import cut
 
-    return cut(tensor, kept)
+    return cut(torch.arange(like.numel(), device=like.device).view(like.shape), kept)
 
 
-def _pasted(part: Tensor, room: Tensor, kept: Mapping[int, Any]) -> Tensor:
-    from .compaction.surgery import paste
-
-    if any(indices and isinstance(indices[0], list) for indices in kept.values()):
-        return paste(part, room, kept)
-    places = [torch.as_tensor(kept.get(dim, range(size)), device=room.device) for dim, size in enumerate(room.shape)]
-    grid = [place.view([-1 if i == dim else 1 for i in range(room.dim())]) for dim, place in enumerate(places)]
-    room[tuple(grid)] = part
-    return room
-
-
-def _left_out(masks: Mapping[str, Tensor], inside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Positions of kept weights that are not in the cut network."""
-    found = {}
-    for name, mask in masks.items():
-        positions = torch.nonzero((mask & ~inside[name]).view(-1)).view(-1)
-        if len(positions):
-            found[name] = positions
-    return found
+def _taken(tensor: Tensor, places: Tensor | None) -> Tensor:
+    return tensor if places is None else tensor.reshape(-1).take(places)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..flow import Flow, as_flow, fixed
 from ..linearization import Rule, arithmetic, composite
 from .arithmetic import reciprocal
-from .basic import note_zero_gain
+from .basic import homogeneous, note_zero_gain, settled
 
 
 def batch_norm(
@@ -32,13 +32,49 @@ def batch_norm(
     **__: Any,
 ) -> Any:
     """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|."""
+    if training or running_mean is None or running_var is None or isinstance(weight, Flow) or isinstance(bias, Flow):
+        return _by_parts(x, running_mean, running_var, weight, bias, training, eps)
+    gain, constant, is_zero = _remembered(running_mean, running_var, weight, bias, eps, x)
+    if is_zero:
+        note_zero_gain()
+    scaled = settled(x.as_subclass(Tensor) * gain, x.exponent, x.degrees)
+    return scaled if constant is None else homogeneous(torch.add, scaled, constant)
+
+
+@composite
+def _by_parts(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: bool, eps: float) -> Any:
     gamma = _gain(weight)
-    if training or running_mean is None or running_var is None:
+    if training or mean is None or variance is None:
         return _affine(unit_scale(x, [0, *range(2, x.dim())]), gamma, bias, channel=1)
-    sigma = (running_var.to(x.dtype) + eps).sqrt()
+    sigma = (variance.to(x.dtype) + eps).sqrt()
     gain = 1 / sigma if gamma is None else gamma / sigma
-    constant = -running_mean / sigma if gamma is None else -_plain(gamma) * running_mean / sigma
+    constant = -mean / sigma if gamma is None else -_plain(gamma) * mean / sigma
     return _affine(x, gain, constant if bias is None else constant + bias, channel=1)
+
+
+def _remembered(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, x: Tensor
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Gain and shift along the channels (no shift where it is zero), and whether a gain of zero counts as one.
+
+    Made once per network: they are the same at each step.
+    """
+    given = (mean, variance, weight, bias)
+    key = (*map(id, given), eps, x.dtype, x.dim())
+    versions = [0 if tensor is None else tensor._version for tensor in given]
+    known = arithmetic().constants
+    if key not in known or known[key][1] != versions:
+        dtype, shape = x.dtype, [-1] + [1] * (x.dim() - 2)
+        sigma = (variance.detach().to(dtype) + eps).sqrt()
+        is_zero = weight is not None and weight.numel() > 0 and not bool(weight.any())
+        gamma = torch.ones_like(sigma) if weight is None or is_zero else weight.detach().to(dtype)
+        gain, constant = gamma / sigma, -gamma * mean.detach().to(dtype) / sigma
+        constant = constant if bias is None else constant + bias.detach().to(dtype)
+        shift = constant.reshape(shape) if bool(constant.any()) else None
+        # The tensors are held so that their ids stay theirs.
+        known[key] = (given, versions, (gain.abs().reshape(shape), shift, is_zero))
+    found: tuple[Tensor, Tensor | None, bool] = known[key][2]
+    return found
 
 
 def trailing_norm(
@@ -85,6 +121,11 @@ def instance_norm(
     """Instance norm: as batch norm when it uses running statistics, else unit scale of each channel."""
     if not use_input_stats:
         return batch_norm(function, x, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _by_channel(x, weight, bias)
+
+
+@composite
+def _by_channel(x: Any, weight: Any, bias: Any) -> Any:
     return _affine(unit_scale(x, list(range(2, x.dim()))), _gain(weight), bias, channel=1)
 
 
@@ -159,11 +200,11 @@ def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: in
 
 
 TABLE: dict[str, Rule] = {
-    "batch_norm": composite(batch_norm),
+    "batch_norm": batch_norm,
     "layer_norm": composite(trailing_norm),
     "rms_norm": composite(trailing_norm),
     "group_norm": composite(group_norm),
-    "instance_norm": composite(instance_norm),
+    "instance_norm": instance_norm,
     "normalize": composite(normalize),
     "_weight_norm": composite(weight_norm),
     "sigmoid": composite(gate),
