@@ -5,7 +5,9 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,7 +188,7 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path):
     assert "cannot be written: File too large; what was there before is unchanged" in found.stdout
     folder = folder_of(config, tmp_path)
     assert not (folder / "result.json").exists()
-    assert not list(folder.glob(".*.part"))
+    assert not list(folder.glob(".synflow-*"))
     execute(config, tmp_path, EAGER)
     execute(config, tmp_path / "calm", EAGER)
     assert outcome(folder) == outcome(folder_of(config, tmp_path / "calm"))
@@ -198,11 +200,44 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         execute(QUICK, tmp_path / "file" / "runs")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(SynflowError, match="cannot be made: Permission denied"):
-        execute(QUICK, tmp_path / "runs")
+POWERLESS = """
+    import json, os, sys
+    import synflow.experiments.loggers, synflow.experiments.tasks
+    from synflow.errors import SynflowError
+    from synflow.experiments.configs import from_dict
+    from synflow.experiments.runs import execute
+    if os.geteuid() == 0:  # root may write anywhere
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+    for values in json.loads(sys.argv[1]):
+        try:
+            print(execute(from_dict(values), sys.argv[2])["outcome"]["epochs"])
+        except SynflowError as error:
+            print(error)
+"""
+
+
+def test_a_read_only_folder_says_so_and_loses_nothing():
+    configs = [configured(QUICK, seed=seed) for seed in range(3)]
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        before = execute(configs[0], root)
+        folders = [folder_of(configs[0], root), folder_of(configs[1], root), root]
+        folders[1].mkdir()
+        for folder in folders:
+            folder.chmod(0o555)
+        found = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(POWERLESS), json.dumps([to_dict(c) for c in configs]), place],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        for folder in folders:
+            folder.chmod(0o755)
+        said = found.stdout.splitlines()
+        assert len(said) == 3, found.stderr
+        assert said[0] == "3"
+        assert "lock cannot be written: Permission denied; choose another folder" in said[1]
+        assert "cannot be made: Permission denied; choose another folder with --runs" in said[2]
+        assert execute(configs[0], root) == before
+        assert list(folders[1].iterdir()) == []
 
 
 def test_json_files_notice_damage(tmp_path):

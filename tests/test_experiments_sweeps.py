@@ -43,13 +43,13 @@ def everything(root):
 def calm(tmp_path_factory):
     """The grid, done in this process and undisturbed."""
     root = tmp_path_factory.mktemp("calm")
-    sweeps.run_sweep(GRID, root, Context(checkpoint_seconds=0.0), threads=1).check()
+    sweeps.run_sweep(GRID, root, Context(checkpoint_seconds=0.0), sweeps.Place(threads=1)).check()
     return everything(root)
 
 
 def test_local_workers_give_the_same(tmp_path, calm):
     told = []
-    outcome = sweeps.run_sweep(GRID, tmp_path, on="local", workers=2, threads=1, tell=told.append)
+    outcome = sweeps.run_sweep(GRID, tmp_path, None, sweeps.Place("local", 2, 1), tell=told.append)
     outcome.check()
     assert sorted(outcome.done) == sorted(identity(config) for config in GRID)
     assert everything(tmp_path) == calm
@@ -61,7 +61,7 @@ def test_local_workers_give_the_same(tmp_path, calm):
 def test_ray_gives_the_same(tmp_path, calm):
     pytest.importorskip("ray")
     told = []
-    outcome = sweeps.run_sweep(GRID, tmp_path, on="ray", workers=2, threads=1, tell=told.append)
+    outcome = sweeps.run_sweep(GRID, tmp_path, None, sweeps.Place("ray", 2, 1), tell=told.append)
     outcome.check()
     assert everything(tmp_path) == calm
     assert len(told) == len(GRID)
@@ -69,7 +69,7 @@ def test_ray_gives_the_same(tmp_path, calm):
 
 def test_a_run_that_cannot_succeed_is_tried_once(tmp_path):
     bad = configured(BASE, dataset="cifar10", compression=2.0)
-    outcome = sweeps.run_sweep([bad], tmp_path, on="local", workers=1, retries=3)
+    outcome = sweeps.run_sweep([bad], tmp_path, None, sweeps.Place("local", 1, retries=3))
     ((_, why),) = outcome.failed.items()
     assert "--data-dir" in why
     assert read_json(folder_of(bad, tmp_path) / "failure.json")["attempts"] == 1
@@ -102,7 +102,7 @@ def test_a_run_in_other_hands_is_left_to_them(tmp_path):
 
 def test_unknown_place(tmp_path):
     with pytest.raises(SynflowError, match="no place 'moon' to run on; choose from here, local, ray"):
-        sweeps.run_sweep(GRID, tmp_path, on="moon")
+        sweeps.run_sweep(GRID, tmp_path, None, sweeps.Place("moon"))
 
 
 DRIVER = """
@@ -110,11 +110,10 @@ DRIVER = """
     from pathlib import Path
     from synflow.experiments.configs import from_dict
     from synflow.experiments.runs import Context
-    from synflow.experiments.sweeps import run_sweep
+    from synflow.experiments.sweeps import Place, run_sweep
     configs = [from_dict(values) for values in json.loads(Path(sys.argv[1]).read_text())]
-    run_sweep(
-        configs, Path(sys.argv[2]), Context(checkpoint_seconds=0.0), on=sys.argv[3], workers=2, threads=1, retries=1000
-    )
+    place = Place(sys.argv[3], workers=2, threads=1, retries=1000)
+    run_sweep(configs, Path(sys.argv[2]), Context(checkpoint_seconds=0.0), place)
 """
 
 
@@ -146,7 +145,7 @@ def test_kill_9_at_random_moments(tmp_path, on):
     pytest.importorskip("ray" if on == "ray" else "psutil")
     long = configured(BASE, train_per_class=100, epochs=60, width=1.0)
     grid = sweeps.grid(long, {"method": ["synflow", "magnitude", "random"], "compression": [5.0], "seed": [0, 1]})
-    sweeps.run_sweep(grid, tmp_path / "calm", Context(checkpoint_seconds=0.0), threads=1).check()
+    sweeps.run_sweep(grid, tmp_path / "calm", Context(checkpoint_seconds=0.0), sweeps.Place(threads=1)).check()
     order, root = tmp_path / "grid.json", tmp_path / "stormy"
     order.write_text(json.dumps([to_dict(config) for config in grid]))
     root.mkdir()

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from ._version import __version__
 from .errors import SynflowError
+from .files import write_bytes
 from .masks import check_masks, fingerprint, fingerprint_of, named_weights
 from .pruning import Masks
 
@@ -62,7 +62,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
         "fingerprint": str(of_model or fingerprint_of(shapes)),
         "fingerprint of": "model" if of_model else "masks",
     }
-    _write(Path(path), _encoded(packed, {**metadata, "checksum": _checksum(packed, metadata)}))
+    write_bytes(path, _encoded(packed, {**metadata, "checksum": _checksum(packed, metadata)}))
 
 
 def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> Masks:
@@ -173,20 +173,3 @@ def _or_corrupt(path: Path) -> Iterator[None]:
 def _require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise SynflowError(otherwise)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All or nothing: under a temporary name in the same folder, on disk, then renamed."""
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}.tmp")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as cause:
-        raise SynflowError(f"{path} cannot be written: {cause}; what was there before is unchanged") from cause

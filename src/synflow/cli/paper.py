@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,60 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
+from .run_options import Settings, Where, parse_settings, with_where
 
-__all__ = ["command", "parse_settings"]
+__all__ = ["command"]
 
 command = typer.Typer(
-    help="Reproduce the paper: one word per figure.",
+    short_help="Reproduce the paper: one word per figure.",
     invoke_without_command=True,
     context_settings={"allow_interspersed_args": True},
     rich_markup_mode="rich",
+    subcommand_metavar="",
     epilog="Examples: synflow paper list · synflow paper fig2 fig3 fig4 --scale paper --data-dir DIR · "
     "synflow paper plan --scale paper · synflow paper draw fig6 --runs runs",
 )
 
 
-def parse_settings(words: list[str] | None) -> dict[str, Any]:
-    """Settings from `name=value`; values are read as JSON where they can be, else as words.
-
-    >>> parse_settings(["images=48", "dataset=digits32", "drops=[3, 5]", "steps=none"])
-    {'images': 48, 'dataset': 'digits32', 'drops': [3, 5], 'steps': None}
-    """
-    found: dict[str, Any] = {}
-    for word in words or []:
-        name, sign, value = word.partition("=")
-        if not sign:
-            raise SynflowError(f"{word!r} is no setting; write name=value")
-        found[name.strip()] = _value(value.strip())
-    return found
-
-
-def _value(text: str) -> Any:
-    if text.lower() in ("none", "null"):
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"true": True, "false": False}.get(text.lower(), text)
-
-
-DataDir = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder with the data sets' published files.")]
-Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where runs live; finished ones are never done again.")]
-On = Annotated[str, typer.Option(metavar="PLACE", help="here, local (worker processes) or ray.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs at a time (local, ray).")]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of each run.")]
-Retries = Annotated[int, typer.Option(metavar="N", min=0, help="How often a failed run is tried again.")]
-Address = Annotated[str | None, typer.Option(metavar="URL", help="A Ray cluster; without, a local Ray is started.")]
-DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, mps or auto.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")]
-Log = Annotated[list[str] | None, typer.Option(metavar="NAME", help="tensorboard or mlflow. Repeatable.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Another setting for all runs, e.g. images=48. Repeatable."),
-]
-
-
 @command.callback()
+@with_where
 def paper(
     names: Annotated[
         list[str] | None,
@@ -76,28 +38,17 @@ def paper(
     scale: Annotated[
         str, typer.Option(metavar="SCALE", help="smoke (seconds), laptop (minutes to two hours), paper (in full).")
     ] = "laptop",
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where figures and tables go.")] = Path("figures"),
     settings: Settings = None,
-    on: On = "here",
-    workers: Workers = None,
-    threads: Threads = None,
-    retries: Retries = 2,
-    address: Address = None,
-    device: DeviceName = "cpu",
-    compile: Compile = False,
-    log: Log = None,
+    *,
+    where: Where,
 ) -> None:
     """Reproduce the paper's experiments: each figure is a word, `synflow paper list` shows them.
 
-    Figures without training need minutes even at paper scale. SNIP and GraSP need images: name their folder with
-    --data-dir. Everything can be stopped and started again.
+    SNIP and GraSP need images: --data-dir names their folder. Everything can be stopped and started again.
     """
     from ..experiments.figures import EXPERIMENTS
     from ..experiments.paper import draw, reproduce
-    from ..experiments.runs import Context
-    from ..experiments.training import pick_device
     from .output import say
 
     words = list(names or ["list"])
@@ -118,16 +69,11 @@ def paper(
     line = _command_line(sys.argv)
     if verb == "draw":
         for name in chosen:
-            _show(name, draw(name, scale, runs, out, settings=changes, command=line))
+            _show(name, draw(name, scale, where.runs, out, settings=changes, command=line))
         return
-    context = Context(
-        data_dir=None if data_dir is None else str(data_dir), device=str(pick_device(device)), compile=compile,
-        loggers=tuple(log or ()),
-    )  # fmt: skip
     made = reproduce(
-        chosen, scale, runs, out, context, settings=changes, tell=say, command=line, on=on, workers=workers,
-        threads=threads, retries=retries, address=address,
-    )  # fmt: skip
+        chosen, scale, where.runs, out, where.context(), where.place(), settings=changes, tell=say, command=line
+    )
     for one in made:
         if one.drawing is not None:
             _show(one.name, one.drawing)

@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 
 from .options import Json
-from .paper import Runs
+from .run_options import Runs
 
 __all__ = ["command"]
 
 SHOWN = ("model", "dataset", "method", "compression", "seed", "top1", "connected", "train_seconds")
 
 command = typer.Typer(
-    help="Show, query and export the results of runs.",
+    short_help="Show, query and export the results of runs.",
     invoke_without_command=True,
     context_settings={"allow_interspersed_args": True},
     rich_markup_mode="rich",
+    subcommand_metavar="",
     epilog="Example: synflow results 'method=synflow' 'compression>=100' --out table.csv",
 )
 

@@ -8,34 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
-from .paper import (
-    Address,
-    Compile,
-    DataDir,
-    DeviceName,
-    Log,
-    On,
-    Retries,
-    Runs,
-    Settings,
-    Threads,
-    Workers,
-    parse_settings,
-)  # fmt: skip
+from .run_options import Settings, Where, parse_settings, with_where
 
 __all__ = ["command"]
 
 command = typer.Typer(
-    help="Run a grid of settings, from a file or the command line.",
+    short_help="Run a grid of settings, from a file or the command line.",
     invoke_without_command=True,
     context_settings={"allow_interspersed_args": True},
     rich_markup_mode="rich",
+    subcommand_metavar="",
     epilog="Example: synflow sweep --set model=resnet20 --set epochs=5 --grid method=synflow,snip --grid "
     "compression=10,100",
 )
 
 
 @command.callback()
+@with_where
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A .toml, .yaml or .json file with `base` and `grid`.")
@@ -45,27 +34,18 @@ def sweep(
         list[str] | None,
         typer.Option("--grid", metavar="NAME=A,B,...", help="An axis: each value is run. Repeatable."),
     ] = None,
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
-    on: On = "here",
-    workers: Workers = None,
-    threads: Threads = None,
-    retries: Retries = 2,
-    address: Address = None,
-    device: DeviceName = "cpu",
-    compile: Compile = False,
-    log: Log = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    *,
+    where: Where,
 ) -> None:
     """Run every combination of settings once; finished runs are kept, killed ones go on from their checkpoint.
 
     `synflow results` shows what came out.
     """
     from ..experiments.configs import Config, configured
-    from ..experiments.runs import Context, is_done
+    from ..experiments.runs import is_done
     from ..experiments.sweeps import grid as make_grid
     from ..experiments.sweeps import identity, read_grid, run_sweep, unique
-    from ..experiments.training import pick_device
     from .output import say
 
     changes = parse_settings(settings)
@@ -74,17 +54,11 @@ def sweep(
     configs = unique(c for base in bases for c in make_grid(configured(base, **changes), axes))
     if dry_run:
         for config in configs:
-            say(f"{identity(config)} {'done' if is_done(config, runs) else 'to do'}")
+            say(f"{identity(config)} {'done' if is_done(config, where.runs) else 'to do'}")
         return
-    context = Context(
-        data_dir=None if data_dir is None else str(data_dir), device=str(pick_device(device)), compile=compile,
-        loggers=tuple(log or ()),
-    )  # fmt: skip
-    outcome = run_sweep(
-        configs, runs, context, on=on, workers=workers, threads=threads, retries=retries, address=address, tell=say
-    )
+    outcome = run_sweep(configs, where.runs, where.context(), where.place(), tell=say)
     outcome.check()
-    say(f"{len(outcome.done)} runs done in {runs}; see: synflow results --runs {runs}")
+    say(f"{len(outcome.done)} runs done in {where.runs}; see: synflow results --runs {where.runs}")
 
 
 def _axis(word: str) -> tuple[str, str]:

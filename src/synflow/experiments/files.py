@@ -5,37 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
+from synflow import files
 from synflow.errors import SynflowError
+from synflow.files import unwritable
 
 __all__ = ["append_line", "read_json", "read_lines", "sealed", "write_bytes", "write_json"]
 
 
+WAY_OUT = "Make room or choose another folder with --runs, then start again: finished work is kept"
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write under a temporary name, flush to the disk, rename: readers see the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}.part")
+    """Write a file in one go, and make its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as cause:
-        raise _failed(path, cause) from cause
-
-
-def _failed(path: Path, cause: OSError) -> SynflowError:
-    return SynflowError(
-        f"{path} cannot be written: {cause.strerror or cause}; what was there before is unchanged. "
-        "Make room or choose another folder with --runs, then start again: finished work is kept"
-    )
+        raise unwritable(path, cause, WAY_OUT) from cause
+    files.write_bytes(path, data, WAY_OUT)
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +60,7 @@ def append_line(path: Path, content: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as cause:
-        raise _failed(path, cause) from cause
+        raise unwritable(path, cause, WAY_OUT) from cause
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

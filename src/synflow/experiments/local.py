@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from synflow.errors import SynflowError
 from .configs import Config, from_dict, identity, to_dict
 from .files import read_json, write_json
 from .runs import BusyError, Context, execute, folder_of, is_done
-from .sweeps import Outcome, gather, summary
+from .sweeps import Outcome, Place, Tell, gather, summary
 
 __all__ = ["run_local", "work"]
 
@@ -24,21 +24,12 @@ __all__ = ["run_local", "work"]
 PERMANENT = ("SynflowError", "MissingExtraError", "NoRuleError")
 
 
-def run_local(
-    configs: Sequence[Config],
-    root: Path,
-    context: Context,
-    *,
-    workers: int | None = None,
-    threads: int | None = None,
-    retries: int = 2,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+def run_local(configs: Sequence[Config], root: Path, context: Context, place: Place, tell: Tell) -> Outcome:
     """Do all runs in worker processes, one per core by default, the cores divided among them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(workers or cores, len(configs)))
-    threads = threads or max(1, cores // workers)
-    order = _write_order(configs, root, context, retries)
+    workers = max(1, min(place.workers or cores, len(configs)))
+    threads = place.threads or max(1, cores // workers)
+    order = _write_order(configs, root, context, place.retries)
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
     def start(number: int) -> subprocess.Popen[bytes]:
@@ -46,7 +37,7 @@ def run_local(
         return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
 
     running = {number: start(number) for number in range(workers)}
-    left = retries * len(configs) + workers  # replacements, so that a machine that kills everything ends too
+    left = place.retries * len(configs) + workers  # replacements, so that a machine that kills everything ends too
     reported: set[str] = set()
     try:
         while running:
@@ -81,7 +72,7 @@ def _write_order(configs: Sequence[Config], root: Path, context: Context, retrie
     return path
 
 
-def _report(configs: Sequence[Config], root: Path, reported: set[str], tell: Callable[[str], None]) -> None:
+def _report(configs: Sequence[Config], root: Path, reported: set[str], tell: Tell) -> None:
     for config in configs:
         name = identity(config)
         if name not in reported and (folder_of(config, root) / "result.json").exists() and is_done(config, root):

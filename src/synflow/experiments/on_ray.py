@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,37 @@ from synflow.errors import need
 
 from .configs import Config, from_dict, to_dict
 from .runs import Context, execute
-from .sweeps import Outcome, gather, summary
+from .sweeps import Outcome, Place, Tell, gather, summary
 
 __all__ = ["run_on_ray"]
 
 
-def run_on_ray(
-    configs: Sequence[Config],
-    root: Path,
-    context: Context,
-    *,
-    workers: int | None = None,
-    threads: int | None = None,
-    retries: int = 2,
-    address: str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+def run_on_ray(configs: Sequence[Config], root: Path, context: Context, place: Place, tell: Tell) -> Outcome:
     """Do all runs on Ray; a task whose worker dies is tried again by Ray and goes on from the last checkpoint.
 
     Without an address a local Ray is started and shut down again. On a cluster, root and data_dir must lie on a file
     system that all nodes share. A device other than the CPU asks Ray for one GPU per run.
     """
     ray = need("ray", extra="ray")
-    threads = threads or 1
+    threads, address = place.threads or 1, place.address
     started = not ray.is_initialized()
     if started:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled" if address is None else "token")
-        local = {} if address else {"num_cpus": (workers or os.cpu_count() or 1) * threads, "include_dashboard": False}
+        local = (
+            {}
+            if address
+            else {"num_cpus": (place.workers or os.cpu_count() or 1) * threads, "include_dashboard": False}
+        )
         ray.init(address=address, log_to_driver=False, logging_level="error", **local)
-    needs: dict[str, Any] = {"num_cpus": threads, "max_retries": retries, "retry_exceptions": False}
+    needs: dict[str, Any] = {"num_cpus": threads, "max_retries": place.retries, "retry_exceptions": False}
     if context.device not in ("cpu", "mps"):
         needs["num_gpus"] = 1
     task = ray.remote(**needs)(_task)
     try:
-        place = str(root.resolve())
-        waiting = {task.remote(to_dict(c), place, dataclasses.asdict(context), threads, retries): c for c in configs}
+        folder = str(root.resolve())
+        waiting = {
+            task.remote(to_dict(c), folder, dataclasses.asdict(context), threads, place.retries): c for c in configs
+        }
         finished = 0
         while waiting:
             ready, _ = ray.wait(list(waiting), num_returns=1)

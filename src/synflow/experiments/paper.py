@@ -15,7 +15,7 @@ from .figures import EXPERIMENTS, SCALES, Drawing
 from .files import write_bytes
 from .results import to_markdown
 from .runs import Context, folder_of, read_result
-from .sweeps import Outcome, run_sweep, unique
+from .sweeps import Outcome, Place, run_sweep, unique
 
 __all__ = ["configs_of", "draw", "reproduce", "stored"]
 
@@ -52,18 +52,18 @@ def reproduce(
     root: Path,
     out: Path,
     context: Context | None = None,
+    place: Place | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda _: None,
     command: str = "",
-    **where: Any,
 ) -> list[Reproduction]:
     """Do the runs that are still to do, then draw; runs that experiments share are done once."""
     made = []
     for name in names:
         configs = configs_of(name, scale, settings)
         tell(f"{name}: {EXPERIMENTS[name].title}, {len(configs)} runs at {scale} scale")
-        outcome = run_sweep(configs, root, context, tell=tell, **where)
+        outcome = run_sweep(configs, root, context, place, tell=tell)
         drawing = draw(name, scale, root, out, settings=settings, command=command) if outcome.done else None
         made.append(Reproduction(name, outcome, drawing))
     return made
@@ -133,7 +133,9 @@ def _setting(results: Sequence[Mapping[str, Any]]) -> str:
             text += (
                 f": {images}, {recipe['epochs']} epochs, batch {recipe['batch_size']}, {recipe['optimizer']}, {rate}"
             )
-            text += f", weight decay {recipe['weight_decay']:g}"
+            tested = config["test_per_class"]
+            text += f", weight decay {recipe['weight_decay']:g}; "
+            text += f"{tested} test images per class" if tested else "all test images"
         said.append(text + ".")
     return "  \n".join(said)
 

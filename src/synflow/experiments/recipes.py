@@ -104,7 +104,7 @@ def rate(recipe: Recipe, epoch: float) -> float:
     return recipe.lr * recipe.lr_factor * RATES[recipe.lr_schedule](recipe, epoch) * max(warm, 1e-3)
 
 
-# The paper's table of hyperparameters (its appendix on the experiments).
+# As in the commands that the authors published with their code; docs/paper.md says what is in doubt.
 _VGG = Recipe(epochs=160, lr=0.1, drops=(60, 120), drop_factor=0.1, weight_decay=1e-4)
 _RESNET = Recipe(epochs=160, lr=0.01, drops=(60, 120), drop_factor=0.2, weight_decay=5e-4)
 _TINY = Recipe(epochs=100, lr=0.01, drops=(30, 60, 80), drop_factor=0.1, weight_decay=1e-4)

@@ -16,9 +16,23 @@ from .configs import Config, canonical, configured, identity
 from .files import read_json
 from .runs import BusyError, Context, execute, folder_of, is_done
 
-__all__ = ["Outcome", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
+__all__ = ["Outcome", "Place", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
 
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs happen: `here`, in `local` worker processes or on `ray`; how many at a time and on how many cores.
+
+    `retries` is how often a run is tried again when its worker dies or the machine fails; `address` is a Ray cluster.
+    """
+
+    on: str = "here"
+    workers: int | None = None
+    threads: int | None = None
+    retries: int = 2
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,21 +99,29 @@ def _toml() -> Any:
     return need("tomllib" if sys.version_info >= (3, 11) else "tomli", extra="experiments")
 
 
-def run_here(configs: Sequence[Config], root: Path, context: Context, *, tell: Tell = lambda _: None) -> Outcome:
+def run_here(configs: Sequence[Config], root: Path, context: Context, place: Place, tell: Tell) -> Outcome:
     """Do all runs in this process; one that another process is at is left to it."""
+    import torch
+
     done, failed = [], {}
-    for number, config in enumerate(configs, 1):
-        name = identity(config)
-        try:
-            known = is_done(config, root)
-            found = execute(config, root, context)
-            done.append(name)
-            tell(f"[{number}/{len(configs)}] {name} {'was done' if known else summary(found)}")
-        except BusyError as busy:
-            failed[name] = str(busy)
-        except Exception as cause:
-            failed[name] = f"{cause}"
-            tell(f"[{number}/{len(configs)}] {name} FAILED: {cause}")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(place.threads or before)
+        for number, config in enumerate(configs, 1):
+            name = identity(config)
+            try:
+                known = is_done(config, root)
+                found = execute(config, root, context)
+                done.append(name)
+                tell(f"[{number}/{len(configs)}] {name} {'was done' if known else summary(found)}")
+            except BusyError as busy:
+                failed[name] = str(busy)
+                tell(f"[{number}/{len(configs)}] {busy}; left to it")
+            except Exception as cause:
+                failed[name] = str(cause)
+                tell(f"[{number}/{len(configs)}] {name} FAILED: {cause}")
+    finally:
+        torch.set_num_threads(before)
     return Outcome(tuple(done), failed)
 
 
@@ -114,38 +136,21 @@ def run_sweep(
     configs: Sequence[Config],
     root: Path,
     context: Context | None = None,
+    place: Place | None = None,
     *,
-    on: str = "here",
-    workers: int | None = None,
-    threads: int | None = None,
-    retries: int = 2,
-    address: str | None = None,
     tell: Tell = lambda _: None,
 ) -> Outcome:
-    """Do all runs `here`, in `local` worker processes, or on `ray`; folders and results are the same in all three."""
+    """Do all runs, each once; folders and results are the same in every place."""
     from .local import run_local
     from .on_ray import run_on_ray
 
-    context, configs = context or Context(), unique(configs)
+    places = {"here": run_here, "local": run_local, "ray": run_on_ray}
+    context, place, configs = context or Context(), place or Place(), unique(configs)
+    if place.on not in places:
+        raise SynflowError(f"no place {place.on!r} to run on; choose from {', '.join(places)}")
     if context.data_dir is not None:
         context = replace(context, data_dir=str(Path(context.data_dir).expanduser().resolve()))
-    if on == "here":
-        import torch
-
-        before = torch.get_num_threads()
-        try:
-            if threads:
-                torch.set_num_threads(threads)
-            return run_here(configs, root, context, tell=tell)
-        finally:
-            torch.set_num_threads(before)
-    if on == "local":
-        return run_local(configs, root, context, workers=workers, threads=threads, retries=retries, tell=tell)
-    if on == "ray":
-        return run_on_ray(
-            configs, root, context, workers=workers, threads=threads, retries=retries, address=address, tell=tell
-        )
-    raise SynflowError(f"no place {on!r} to run on; choose from here, local, ray")
+    return places[place.on](configs, root, context, place, tell)
 
 
 def gather(configs: Sequence[Config], root: Path) -> Outcome:

@@ -48,7 +48,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fig4": Experiment("average score of a layer against its inverse size", fig4.configs, fig4.draw, trains=False),
     "fig5a": Experiment("iterative magnitude pruning, 1 to n rounds", fig5.configs_a, fig5.draw_a),
     "fig5b": Experiment("weights through training", fig5.configs_b, fig5.draw_b),
-    "fig6": Experiment("12 model/data pairs, 5 methods, 13 compressions, 3 seeds", fig6.configs, fig6.draw),
+    "fig6": Experiment("accuracy against compression of five methods, pair by pair", fig6.configs, fig6.draw),
     "fig10": Experiment("linear and exponential schedules", fig10.configs, fig10.draw, trains=False),
     "iterative_snip": Experiment("SNIP in one and in many steps", iterative_snip.configs, iterative_snip.draw),
     "batch_norm": Experiment("conservation through batch norm", batch_norm.configs, batch_norm.draw, trains=False),

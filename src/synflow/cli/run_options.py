@@ -1,0 +1,113 @@
+"""The options of the commands that do runs: where they live, what is changed, where and how they happen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ..errors import SynflowError
+
+if TYPE_CHECKING:
+    from ..experiments.runs import Context
+    from ..experiments.sweeps import Place
+
+__all__ = ["Runs", "Settings", "Where", "parse_settings", "with_where"]
+
+Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where runs live; finished ones are never done again.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Another setting for all runs, e.g. images=48. Repeatable."),
+]
+
+
+def parse_settings(words: list[str] | None) -> dict[str, Any]:
+    """Settings from `name=value`; values are read as JSON where they can be, else as words.
+
+    >>> parse_settings(["images=48", "dataset=digits32", "drops=[3, 5]", "steps=none"])
+    {'images': 48, 'dataset': 'digits32', 'drops': [3, 5], 'steps': None}
+    """
+    found: dict[str, Any] = {}
+    for word in words or []:
+        name, sign, value = word.partition("=")
+        if not sign:
+            raise SynflowError(f"{word!r} is no setting; write name=value")
+        found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Options that decide nothing about results; each field is one."""
+
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder with the data sets' published files.")
+    ] = None
+    runs: Runs = Path("runs")
+    on: Annotated[str, typer.Option(metavar="PLACE", help="here, local (worker processes) or ray.")] = "here"
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs at a time (local, ray).")] = None
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of each run.")] = None
+    retries: Annotated[int, typer.Option(metavar="N", min=0, help="How often a failed run is tried again.")] = 2
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Ray cluster; without, a local Ray is started.")
+    ] = None
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "cpu"
+    compile: Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")] = False
+    log: Annotated[list[str] | None, typer.Option(metavar="NAME", help="tensorboard or mlflow. Repeatable.")] = None
+
+    def context(self) -> Context:
+        """What a run is told of its surroundings."""
+        from ..experiments.runs import Context
+        from ..experiments.training import pick_device
+
+        return Context(
+            data_dir=None if self.data_dir is None else str(self.data_dir), device=str(pick_device(self.device)),
+            compile=self.compile, loggers=tuple(self.log or ()),
+        )  # fmt: skip
+
+    def place(self) -> Place:
+        """What a sweep is told."""
+        from ..experiments.sweeps import Place
+
+        return Place(self.on, self.workers, self.threads, self.retries, self.address)
+
+
+def with_where(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Where` in place of its parameter of that name."""
+    hints = get_type_hints(function, include_extras=True)
+    kinds = get_type_hints(Where, include_extras=True)
+    fields = dataclasses.fields(Where)
+    parameters = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "where"
+    ] + [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kinds[f.name])
+        for f in fields
+    ]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        where = Where(**{field.name: given.pop(field.name) for field in fields})
+        function(**given, where=where)
+
+    # Typer reads both.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
