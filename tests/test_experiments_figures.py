@@ -11,6 +11,7 @@ from synflow.experiments.figures import EXPERIMENTS, SCALES, fig1, fig4
 from synflow.experiments.figures.accuracy import points
 from synflow.experiments.paper import configs_of, draw, reproduce, stored
 from synflow.experiments.runs import Context
+from synflow.experiments.sweeps import Place
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke(name, runs, tmp_path, monkeypatch):
-    (made,) = reproduce([name], "smoke", runs, tmp_path, Context(), threads=1)
+    (made,) = reproduce([name], "smoke", runs, tmp_path, Context(), Place(threads=1))
     assert not made.outcome.failed
     svg, png, page = made.drawing.paths
     assert svg.read_text().startswith("<?xml")
