@@ -4,8 +4,8 @@
 
 The baseline follows the paper's pseudocode: absolute values and signs of the whole model at each step, forward and
 backward on dense tensors, all scores joined, `torch.kthvalue`, dense masks. Its steps and ours alternate, so that
-whatever else the machine does hits both. A third run, by the library's plain path (scores held, one selection over all
-of them, no compaction), tells whether the masks are the same. Memory is that of fresh processes.
+whatever else the machine does hits both. Then each of our steps is compared with the library's plain path (scores held,
+one selection over all of them, no compaction) from the same masks. Memory is that of fresh processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import synflow
 from synflow import flow_pruning, measurement, survivors
 from synflow.allocation import keep_best
 from synflow.experiments import models
-from synflow.plans import make_plan
+from synflow.plans import Plan, make_plan
 from synflow.schedules import exponential
 
 STEPS = 100
@@ -96,23 +96,44 @@ def baseline(model: nn.Module, example: Tensor, compression: float, steps: int) 
 
 def ours(model: nn.Module, example: Tensor, compression: float, steps: int) -> Iterator[dict[str, Tensor]]:
     """What `synflow.prune` does by default, a step at a time; masks with the last."""
-    plan = make_plan(
-        model, example, compression=compression, density=None, score="synflow", steps=steps, schedule=None, margin=0.5,
-        guard=True, scope="global", data=None, loss=F.cross_entropy, select=None, protect=(), masks=None, seed=0,
-    )  # fmt: skip
+    plan = plan_of(model, example, compression, steps)
     for step in flow_pruning.flow_steps(plan, hold=False):
         yield step.masks
 
 
-def plainly(model: nn.Module, example: Tensor, compression: float, steps: int) -> dict[str, Tensor]:
-    """The same masks by held scores and one selection over all of them, on the whole network."""
+def plan_of(model: nn.Module, example: Tensor, compression: float, steps: int) -> Plan:
+    return make_plan(
+        model, example, compression=compression, density=None, score="synflow", steps=steps, schedule=None, margin=0.5,
+        guard=True, scope="global", data=None, loss=F.cross_entropy, select=None, protect=(), masks=None, seed=0,
+    )  # fmt: skip
+
+
+def plainly(model: nn.Module, example: Tensor, masks: dict[str, Tensor], keep: int) -> tuple[dict[str, Tensor], Any]:
+    """One step by held scores and one selection over all of them, on the whole network; and the scores."""
+    scores = synflow.score(model, example, masks=masks)
+    return keep_best(scores, masks, keep), scores
+
+
+def compared(model: nn.Module, example: Tensor, compression: float, steps: int) -> dict[str, Any]:
+    """Our steps against the plain path, each from the same masks, and the plain path left to itself.
+
+    A weight that only one of them removes has to have a score next to the edge, or it is an error and not a tie:
+    `farthest` is the largest distance from the edge, as a share of it.
+    """
     masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
-    total = sum(mask.numel() for mask in masks.values())
-    density = round(total / compression) / total
-    for step in range(1, steps + 1):
-        scores = synflow.score(model, example, masks=masks)
-        masks = keep_best(scores, masks, round(total * exponential(step, steps, density)))
-    return masks
+    alone, ties, removed, farthest = masks, 0, 0, 0.0
+    for step in flow_pruning.flow_steps(plan_of(model, example, compression, steps), hold=True):
+        wanted, scores = plainly(model, example, masks, step.kept)
+        removed += sum(int((masks[name] & ~step.masks[name]).sum()) for name in masks)
+        edge = min(float(scores[name][mask].min()) for name, mask in wanted.items() if bool(mask.any()))
+        for name, mask in wanted.items():
+            apart = scores[name][mask != step.masks[name]].double()
+            ties += len(apart)
+            farthest = max(farthest, float((apart / edge - 1).abs().max()) if len(apart) else 0.0)
+        alone, _ = plainly(model, example, alone, step.kept)
+        masks = step.masks
+    differ = sum(int((alone[name] != masks[name]).sum()) for name in masks) // 2
+    return {"ties": ties // 2, "removed": removed, "farthest": farthest, "kept_differently": differ}
 
 
 def timed(steps: Iterator[dict[str, Tensor]]) -> Iterator[tuple[float, dict[str, Tensor]]]:
@@ -172,8 +193,7 @@ def examine(name: str, phases: Phases, every: int) -> dict[str, Any]:
         if index % every == 0:
             spent.append(next(theirs)[0])
     shares = {key: value / mine for key, value in phases.seconds.items()}
-    slow = plainly(model, example, compression, STEPS)
-    differ = sum(int((slow[key] != last[key]).sum()) for key in slow) // 2
+    equality = compared(model, example, compression, STEPS)
     kept = sum(int(mask.sum()) for mask in last.values())
     memory = {kind: peak(name, kind) for kind in ("ours", "baseline")}
     weights = sum(mask.numel() for mask in last.values())
@@ -181,7 +201,7 @@ def examine(name: str, phases: Phases, every: int) -> dict[str, Any]:
     return {
         "case": name, "weights": weights, "kept": kept, "compression": compression, "steps": STEPS,
         "baseline_seconds": whole, "baseline_steps_timed": len(spent), "seconds": mine, "ratio": whole / mine,
-        "kept_differently": differ,
+        **equality,
         "memory": {kind: value / (4 * weights) for kind, value in memory.items()},
         "phases": {**shares, "rest": 1 - sum(shares.values())},
     }  # fmt: skip
@@ -217,14 +237,15 @@ def status(field: str) -> int:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| network : compression | weights | baseline s | ours s | faster | memory: baseline | ours "
-        "| kept differently |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| chosen differently | farthest from the edge | apart at the end |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         lines.append(
             f"| {row['case']} | {row['weights']:,} | {row['baseline_seconds']:.1f} | {row['seconds']:.1f} | "
             f"**{row['ratio']:.1f}x** | {row['memory']['baseline']:.1f} | {row['memory']['ours']:.2f} | "
-            f"{row['kept_differently']} of {row['kept']:,} |"
+            f"{row['ties']:,} of {row['removed']:,} | {row['farthest']:.0e} | "
+            f"{row['kept_differently']:,} of {row['kept']:,} |"
         )
     lines += [
         "",
