@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -61,9 +62,9 @@ def _version(value: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Prune neural networks before training, without data, with a proof that no layer collapses."""
 
@@ -74,13 +75,15 @@ def run(argv: list[str]) -> int:
     try:
         app([word for word in argv if word != "--debug"], prog_name="synflow")
     except SystemExit as leave:
+        # typer turns an interrupt and a closed pipe into exit codes; what they were is in the chain of causes.
+        stop = next((cause for cause in _causes(leave) if isinstance(cause, KeyboardInterrupt)), None)
+        if stop is not None:
+            return _fail(f"\r\033[Kstopped{stop}" if sys.stderr.isatty() else f"stopped{stop}", 130)
+        if any(isinstance(cause, BrokenPipeError) for cause in _causes(leave)):
+            # Whoever read the output has seen enough; Python must not complain about it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 2
-    except KeyboardInterrupt:
-        return _fail("stopped", 130)
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -89,6 +92,12 @@ def run(argv: list[str]) -> int:
         what = " ".join(str(error).split())
         return _fail(f"error: this is a bug in synflow: {type(error).__name__}: {what}; --debug shows where", 70)
     return 0
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _fail(text: str, code: int) -> int:

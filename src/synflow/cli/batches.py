@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..errors import SynflowError, choose
-from ..scores import SCORES
+from ..errors import SynflowError
 
 __all__ = ["Batches", "scoring_data"]
 
@@ -27,7 +26,6 @@ class Batches:
 
 def scoring_data(name: str | None, folder: Path | None, score: str, samples: int, seed: int) -> Batches:
     """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
-    choose("score", score, SCORES)
     if name is None:
         if score not in FREE:
             raise SynflowError(

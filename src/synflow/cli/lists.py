@@ -33,7 +33,7 @@ FAMILIES = (
 
 def models(
     pattern: Annotated[
-        str | None, typer.Argument(metavar="[PATTERN]", help="Such as vgg*, timm, timm:resnet*, torchvision.")
+        str | None, typer.Argument(metavar="PATTERN", help="Such as vgg*, timm, timm:resnet*, torchvision.")
     ] = None,
     json: options.Json = False,
 ) -> None:

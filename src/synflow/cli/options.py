@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import SynflowError
 from ..experiments.models import MODELS
 
 __all__ = [
     "Classes", "Device", "Folder", "Force", "Inputs", "Json", "Model", "ModelOfRun", "Seed", "Threads",
-    "Weights", "among",
+    "Weights", "among", "check_known", "close",
 ]  # fmt: skip
+
+MODEL, MACHINE = "Model", "Machine"
 
 
 def among(names: Iterable[str]) -> Callable[[str], list[str]]:
     """Completion for the shell: the names that start with what was typed."""
     every = sorted(names)
     return lambda incomplete: [name for name in every if name.startswith(incomplete)]
+
+
+def check_known(kind: str, name: str, names: Iterable[str]) -> None:
+    """Refuse a name that is not among those there are.
+
+    >>> check_known("score", "synflo", ["synflow", "snip"])
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: no score 'synflo' (did you mean synflow?); choose from snip, synflow
+    """
+    every = sorted(names)
+    if name not in every:
+        raise SynflowError(f"no {kind} {name!r}{close(name, every)}; choose from {', '.join(every)}")
+
+
+def close(name: str, names: Iterable[str]) -> str:
+    """A question with the names that are spelt most like this one, if any are.
+
+    >>> close("vgg61", ["vgg16", "resnet20"]), close("x", ["vgg16"])
+    (' (did you mean vgg16?)', '')
+    """
+    found = difflib.get_close_matches(name, list(names), n=3)
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 Model = Annotated[
@@ -39,18 +65,32 @@ ModelOfRun = Annotated[
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
-        "--input", metavar="SHAPE", help="Input shape, batch first: 1x3x224x224, 1x128:int64, name=1x128. Repeatable."
+        "--input",
+        metavar="SHAPE",
+        help="Input shape, batch first: 1x3x224x224, 1x128:int64, name=1x128. Repeatable.",
+        rich_help_panel=MODEL,
     ),
 ]
 Classes = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Outputs of the network.", show_default="its own")
+    int | None,
+    typer.Option(metavar="N", min=1, help="Outputs of the network.", show_default="its own", rich_help_panel=MODEL),
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Weights as a safetensors file.", show_default="fresh ones from the seed"),
+    typer.Option(
+        metavar="FILE",
+        help="Weights as a safetensors file.",
+        show_default="fresh ones from the seed",
+        rich_help_panel=MODEL,
+    ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the initial weights and of random scores.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, mps.")]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.", show_default="torch's choice")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run of synflow wrote there.")]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="Seed of the initial weights and of random scores.", rich_help_panel=MODEL)
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, mps.", rich_help_panel=MACHINE)]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="CPU threads.", show_default="torch's choice", rich_help_panel=MACHINE),
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document instead of tables.")]
+Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace what an earlier run of synflow wrote there.")]

@@ -13,65 +13,53 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from ..allocation import SCOPES
 from ..certificate import certify
-from ..errors import SynflowError
 from ..experiments.data import DATASETS
 from ..pruning import Masks
 from ..pruning import prune as prune_model
 from ..reporting.facts import gather
-from ..schedules import SCHEDULES
+from ..schedules import SCHEDULES, exponential
 from ..scores import SCORES
 from . import options
 from .batches import scoring_data
 from .output import layer_table, percent, print_json, progress, say, say_wrapped, times
 from .runs import check_free, write_run
+from .search import Found, find_flops, find_speedup, walk
 from .sources import Source, load_model
-from .targets import Found, Target, find_flops, find_speedup, simple_density
+from .stopping import Milestones, told_how_far
+from .targets import Target, simple_density
 
 TASKS = {"inference": "inference", "training": "training step"}
-TARGET, METHOD, DATA, MODEL = "Target (one of these)", "Method", "Data (for scores that read some)", "Model"
+METHOD, DATA, TIMING = "Method", "Data (for scores that read some)", "What --speedup times"
 
 
 def prune(
     model: options.Model,
-    compression: Annotated[
-        float | None, typer.Option(metavar="X", help="Keep one weight in X.", rich_help_panel=TARGET)
-    ] = None,
+    compression: Annotated[float | None, typer.Option(metavar="X", help="Target: keep one weight in X.")] = None,
     density: Annotated[
-        float | None, typer.Option(metavar="D", help="Keep this share of the weights, 0 to 1.", rich_help_panel=TARGET)
+        float | None, typer.Option(metavar="D", help="Target: keep this share of the weights, 0 to 1.")
     ] = None,
-    keep: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Keep exactly so many weights.", rich_help_panel=TARGET)
-    ] = None,
+    keep: Annotated[int | None, typer.Option(metavar="COUNT", help="Target: keep exactly so many weights.")] = None,
     flops: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Prune until the compact network needs this share of the operations, 0 to 1.",
-            rich_help_panel=TARGET,
-        ),
+        typer.Option(metavar="SHARE", help="Target: the compact network needs this share of the operations, 0 to 1."),
     ] = None,
     speedup: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="Prune until the compact network runs X times faster here.", rich_help_panel=TARGET
-        ),
+        typer.Option(metavar="X", help="Target: the compact network runs X times faster, measured here."),
     ] = None,
-    task: Annotated[
-        str, typer.Option(metavar="TASK", help="What --speedup times: inference or training.", rich_help_panel=TARGET)
-    ] = "inference",
-    batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Batch size that --speedup times.", rich_help_panel=TARGET)
-    ] = 64,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="nothing is written")
     ] = None,
+    force: options.Force = False,
+    json: options.Json = False,
     score: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="See `synflow scores`.", rich_help_panel=METHOD, autocompletion=options.among(SCORES)
         ),
-    ] = ("synflow"),
+    ] = "synflow",
     steps: Annotated[
         int | None,
         typer.Option(
@@ -93,6 +81,7 @@ def prune(
             metavar="NAME",
             help="Rank weights across the network (global) or within layers (layer, uniform, erk).",
             rich_help_panel=METHOD,
+            autocompletion=options.among(SCOPES),
         ),
     ] = "global",
     margin: Annotated[
@@ -101,7 +90,9 @@ def prune(
     ] = 0.5,
     guard: Annotated[
         bool,
-        typer.Option(help="Split steps of flow scores that could disconnect the network.", rich_help_panel=METHOD),
+        typer.Option(
+            metavar="", help="Split steps of flow scores that could disconnect the network.", rich_help_panel=METHOD
+        ),
     ] = True,
     select: Annotated[
         list[str] | None,
@@ -133,10 +124,14 @@ def prune(
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     threads: options.Threads = None,
-    force: options.Force = False,
-    json: options.Json = False,
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="inference, or training: a whole step.", rich_help_panel=TIMING)
+    ] = "inference",
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Batch size.", rich_help_panel=TIMING)] = 64,
 ) -> None:
     """Prune a model: write weights, masks, certificate and report, print certificate and layers.
+
+    Give one target, and --out to keep the result.
 
     [bold]synflow prune vgg16_bn --compression 100 --out pruned[/bold]
 
@@ -145,8 +140,11 @@ def prune(
     [bold]synflow prune net.py:make --input 1x3x64x64 --density 0.05[/bold]
     """
     target = Target(compression, density, keep, flops, speedup)
-    if task not in TASKS:
-        raise SynflowError(f"no task {task!r}; choose from {', '.join(TASKS)}")
+    for kind, name, names in (
+        ("score", score, SCORES), ("schedule", schedule, SCHEDULES), ("scope", scope, SCOPES), ("task", task, TASKS),
+        ("data set", data or "digits", DATASETS),
+    ):  # fmt: skip
+        options.check_known(kind, name, names)
     if out is not None:
         check_free(out, force)
     if threads is not None:
@@ -166,7 +164,7 @@ def prune(
     with _watched("certificate and report"):
         certificate = certify(source.model, masks, source.example)
         command = shlex.join(["synflow", *sys.argv[1:]])
-        benchmark = found.benchmark if found else None
+        benchmark = found.reached.benchmark if found else None
         facts = gather(
             source.model, masks, source.example, title=model, certificate=certificate, command=command,
             benchmark=benchmark,
@@ -200,40 +198,48 @@ def _pruned(
     source: Source, target: Target, settings: dict[str, Any], task: str, batch: int
 ) -> tuple[Masks, Found | None]:
     density = simple_density(target, source.model, settings["select"], settings["protect"])
-    if density is not None:
-        return prune_model(source.model, source.example, density=density, progress=progress(), **settings), None
+    with told_how_far() as milestones:
+        if density is not None:
+            if SCHEDULES.get(settings["schedule"]) is exponential:
+                settings = {**settings, "schedule": milestones.noting(exponential)}
+            return prune_model(source.model, source.example, density=density, progress=progress(), **settings), None
+        return _searched(source, target, settings, task, batch, milestones)
 
-    def run(share: float) -> Masks:
-        return prune_model(source.model, source.example, density=share, progress=progress(), **settings)
 
+def _searched(
+    source: Source, target: Target, settings: dict[str, Any], task: str, batch: int, milestones: Milestones
+) -> tuple[Masks, Found]:
     def tell(text: str) -> None:
-        print(text, file=sys.stderr)
+        milestones.last = f"after {text}"
+        if progress():
+            print(text, file=sys.stderr)
 
+    stride = walk(source.model, source.example, settings, progress())
     if target.flops is not None:
-        found = find_flops(target.flops, source.model, source.example, run, tell)
+        found = find_flops(target.flops, source.model, source.example, stride, tell)
     else:
         assert target.speedup is not None
-        found = find_speedup(target.speedup, source.model, source.example, run, tell, task=task, batch=batch)
+        found = find_speedup(target.speedup, source.model, source.example, stride, tell, task=task, batch=batch)
     return found.masks, found
 
 
 def _found(found: Found) -> dict[str, Any]:
     return {
-        "compression": found.compression, "reached": found.reached, "low": found.low, "high": found.high,
-        "met": found.met,
+        "compression": found.compression, "reached": found.reached.value, "low": found.reached.low,
+        "high": found.reached.high, "met": found.met,
     }  # fmt: skip
 
 
 def _tell(found: Found, target: Target, task: str, batch: int) -> None:
     if target.flops is not None:
-        text = f"the compact network needs {percent(found.reached)} of the operations"
+        text = f"the compact network needs {percent(found.reached.value)} of the operations (counted, so exact)"
     else:
         text = (
-            f"{task} at batch {batch} is {found.reached:.2f} times faster (quartiles {found.low:.2f} to "
-            f"{found.high:.2f}, measured on this machine)"
+            f"{task} at batch {batch} is {found.reached.value:.2f} times faster (quartiles {found.reached.low:.2f} to "
+            f"{found.reached.high:.2f}, measured on this machine)"
         )
     missed = "" if found.met else "; the target was not reached: higher compression did not help"
-    say(f"{text}, at {times(found.compression)} compression{missed}")
+    say_wrapped(f"{text}, at {times(found.compression)} compression{missed}", 0)
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def certify(
     classes: options.Classes = None,
     weights: options.Weights = None,
     seed: options.Seed = 0,
-    write: Annotated[bool, typer.Option("--write", help="Write certificate.json into the folder anew.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", metavar="", help="Write certificate.json into the folder anew.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Measure a pruned network anew and print its certificate; exit code 1 if no path is left.
@@ -91,7 +93,7 @@ def certify(
 
 
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="DIR DIR...", help="Folders of `synflow prune`, or masks.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of `synflow prune`, or masks.")],
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a report that compares them (folders only).")
     ] = None,

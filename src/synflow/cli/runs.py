@@ -90,9 +90,16 @@ def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, fact
             for name, value in ((RUN, about), (CERTIFICATE, certificate.as_dict()), (FACTS, facts.as_dict())):
                 (new / name).write_text(json_text(value))
             (new / REPORT).write_text(page(facts), encoding="utf-8")
-            if folder.exists():
-                folder.rename(Path(made, "old"))
-            new.rename(folder)
+            old = Path(made, "old")
+            try:
+                if folder.exists():
+                    folder.rename(old)
+                new.rename(folder)
+            except BaseException:
+                # An interrupt between the two would otherwise take the old folder with the temporary one.
+                if old.exists() and not folder.exists():
+                    old.rename(folder)
+                raise
     except OSError as cause:
         raise SynflowError(f"{folder} cannot be written: {cause}; nothing was left behind") from cause
 

@@ -74,8 +74,10 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15,
     threads: options.Threads = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Time onnxruntime as well.")] = False,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Use the channels-last layout.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", metavar="", help="Time onnxruntime as well.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", metavar="", help="Use the channels-last layout.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Time the network dense, masked and compact, side by side on this machine; figures go into the report."""
@@ -97,12 +99,18 @@ def bench(
 
 def export(
     folder: options.Folder,
-    onnx: Annotated[bool, typer.Option("--onnx", help="As an ONNX file, which onnxruntime has run.")] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", metavar="", help="As an ONNX file, which onnxruntime has run.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write.", show_default="DIR/model.onnx")
     ] = None,
-    masked: Annotated[bool, typer.Option("--masked", help="The network at its full size, zeros in place.")] = False,
-    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Keep the batch size of the example.")] = False,
+    masked: Annotated[
+        bool, typer.Option("--masked", metavar="", help="The network at its full size, zeros in place.")
+    ] = False,
+    fixed_batch: Annotated[
+        bool, typer.Option("--fixed-batch", metavar="", help="Keep the batch size of the example.")
+    ] = False,
     model: options.ModelOfRun = None,
     force: options.Force = False,
     json: options.Json = False,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ..errors import SynflowError, need
 from ..experiments.models import MODELS, build
 from ..experiments.torchvision_cure import cure_torchvision
 from .inputs import describe, example_from, first_linear, shape_of, vocabulary
+from .options import close
 from .weights import load_weights
 
 __all__ = ["LIBRARIES", "Source", "is_file", "load_model", "names_in"]
@@ -101,9 +101,8 @@ def names_in(library: str) -> list[str]:
 
 def _built_in(spec: str, inputs: Sequence[str], classes: int | None) -> Built:
     if spec not in MODELS:
-        close = _close(spec, MODELS)
         raise SynflowError(
-            f"no model {spec!r}{close}; `synflow models` lists the built-in ones, others are timm:NAME, "
+            f"no model {spec!r}{close(spec, MODELS)}; `synflow models` lists the built-in ones, others are timm:NAME, "
             "torchvision:NAME, transformers:NAME_OR_CONFIG and path/to/file.py:factory"
         )
     shape = shape_of(inputs[0]) if inputs else (1, 3, 32, 32)
@@ -112,9 +111,7 @@ def _built_in(spec: str, inputs: Sequence[str], classes: int | None) -> Built:
 
 def _timm(library: Any, name: str, classes: int | None) -> Built:
     if name.split(".")[0] not in library.list_models():
-        raise SynflowError(
-            f"timm has no model {name!r}{_close(name, library.list_models())}; see `synflow models timm`"
-        )
+        raise SynflowError(f"timm has no model {name!r}{close(name, library.list_models())}; see `synflow models timm`")
     options = {} if classes is None else {"num_classes": classes}
     model: nn.Module = library.create_model(name, pretrained=False, **options)
     size = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
@@ -124,8 +121,9 @@ def _timm(library: Any, name: str, classes: int | None) -> Built:
 def _torchvision(library: Any, name: str, classes: int | None) -> Built:
     models = need("torchvision.models", extra="vision")
     if name not in models.list_models():
-        close = _close(name, models.list_models())
-        raise SynflowError(f"torchvision has no model {name!r}{close}; see `synflow models torchvision`")
+        raise SynflowError(
+            f"torchvision has no model {name!r}{close(name, models.list_models())}; see `synflow models torchvision`"
+        )
     options = {} if classes is None else {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
         options |= {"init_weights": True}
@@ -145,9 +143,9 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
         elif name in library.CONFIG_MAPPING:
             config = library.AutoConfig.for_model(name, **options)
         else:
-            close = _close(name, library.CONFIG_MAPPING)
             raise SynflowError(
-                f"transformers has no model type {name!r}{close}; give a type, a config.json, or a name on the hub"
+                f"transformers has no model type {name!r}{close(name, library.CONFIG_MAPPING)}; give a type, a "
+                "config.json, or a name on the hub"
             )
         kind = getattr(library, (config.architectures or [""])[0], None)
         model: nn.Module = library.AutoModel.from_config(config) if kind is None else kind(config)
@@ -225,11 +223,6 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
         return model.to(device)
     except (RuntimeError, AssertionError) as cause:
         raise SynflowError(f"device {device!r} cannot be used: {_line(cause)}") from cause
-
-
-def _close(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), n=3)
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 def _line(cause: BaseException) -> str:

@@ -1,0 +1,188 @@
+"""From `--flops 0.25` or `--speedup 3` to a compression: prune, measure, go on or step back.
+
+A search costs about as much as one pruning run: each trial goes on from the masks of the last one that was not small
+enough. It thinks in logarithms: x of the compression, y of what the compact network costs, as a share of the dense one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..benchmark_results import Benchmark
+from ..compaction import compact
+from ..errors import choose
+from ..masks import bake
+from ..network import arguments
+from ..pruning import Masks
+from ..pruning import prune as prune_model
+from ..schedules import SCHEDULES, exponential
+from ..scores import DEFAULT_STEPS, SCORES
+from ..theory import max_compression
+from .speed import Speed
+
+__all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
+
+TRIALS = 10
+CLOSE = 0.03  # of the target, relative: closer is not worth another trial
+FARTHEST = math.log(1e5)
+STRIDE = math.log(100) / 100  # of a step: as in 100 steps to 100x
+BEND = 0.12  # a first guess from experience: costs fall as exp(-BEND * x**2), by less than that in most networks
+
+Tell = Callable[[str], None]
+Walk = Callable[[float, float, Masks | None], Masks]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What some masks reach of a target: the figure that was asked for and its quartiles."""
+
+    value: float
+    low: float
+    high: float
+    benchmark: Benchmark | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The masks that a search ended with, what they reach, and how sure that is."""
+
+    masks: Masks
+    compression: float
+    reached: Reached
+    met: bool
+
+
+@dataclass(frozen=True)
+class _Point:
+    x: float
+    y: float
+    masks: Masks | None = None
+    reached: Reached | None = None
+
+
+def find_flops(target: float, model: nn.Module, example: Any, walk: Walk, tell: Tell) -> Found:
+    """The lowest compression whose compact network needs at most this share of the dense one's operations."""
+    dense = flops(model, example)
+
+    def measure(masks: Masks) -> Reached:
+        share = flops(compact(model, example, masks), example) / dense
+        return Reached(share, share, share)
+
+    def said(reached: Reached) -> str:
+        return f"{100 * reached.value:.3g}% of the operations"
+
+    return search(target, lambda share: share, measure, walk, said, _farthest(model, example), tell)
+
+
+def find_speedup(
+    target: float, model: nn.Module, example: Any, walk: Walk, tell: Tell,
+    *, task: str = "inference", batch: int = 64,
+) -> Found:  # fmt: skip
+    """The lowest compression whose compact network is this many times faster than the dense one, on this machine."""
+    speed = Speed(model, example, task, batch)
+
+    def measure(masks: Masks) -> Reached:
+        return Reached(*speed.times_faster(compact(model, example, masks), masks, target))
+
+    def said(reached: Reached) -> str:
+        return f"{reached.value:.2f} times faster ({reached.low:.2f} to {reached.high:.2f})"
+
+    found = search(target, lambda faster: 1 / faster, measure, walk, said, _farthest(model, example), tell)
+    if found.reached.benchmark is not None:
+        return found
+    reached = Reached(*speed.benchmark(compact(model, example, found.masks), found.masks))
+    return replace(found, reached=reached, met=reached.value >= target)
+
+
+def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: bool) -> Walk:
+    """How a search gets from one compression to another: on from the masks it has, or by a run of its own.
+
+    Only a score that takes many steps by default, with nothing said about them, is itself a way that can be followed.
+    """
+    steps, schedule, score = settings["steps"], settings["schedule"], settings["score"]
+    many = (
+        DEFAULT_STEPS.get(choose("score", score, SCORES), 1) > 1
+        and steps is None
+        and SCHEDULES.get(schedule) is exponential
+    )
+
+    def follow(start: float, end: float, masks: Masks | None) -> Masks:
+        options = {**settings, "steps": max(1, math.ceil((end - start) / STRIDE))}
+        made = prune_model(model, example, density=math.exp(-end), masks=masks, progress=progress, **options)
+        before = masks.steps if masks is not None else ()
+        steps = (*before, *(replace(step, index=len(before) + step.index) for step in made.steps))
+        return Masks(made, {**made.about, "steps": len(steps)}, steps)
+
+    def afresh(_start: float, end: float, _masks: Masks | None) -> Masks:
+        return prune_model(model, example, density=math.exp(-end), progress=progress, **settings)
+
+    return follow if many else afresh
+
+
+def search(
+    target: float, cost: Callable[[float], float], measure: Callable[[Masks], Reached], walk: Walk,
+    said: Callable[[Reached], str], farthest: float, tell: Tell,
+) -> Found:  # fmt: skip
+    """Masks whose cost is at most the target's, as near to it as a few trials get; else those of the least cost."""
+    goal = math.log(cost(target))
+    low, high = _Point(0.0, 0.0), None
+    last = low
+    for trial in range(1, TRIALS + 1):
+        x = _next(low, high, goal, farthest)
+        masks = walk(low.x, x, low.masks)
+        reached = measure(masks)
+        last = _Point(x, math.log(cost(reached.value)), masks, reached)
+        tell(f"trial {trial}: at {math.exp(x):.4g}x compression the compact network is at {said(reached)}")
+        if last.y <= goal:
+            high = last
+        else:
+            low = last
+        if high is not None and (_as_close_as_can_be(high, goal, target) or high.x - low.x <= STRIDE / 2):
+            break
+        if high is None and x >= farthest:
+            break
+    best = high or last
+    assert best.masks is not None
+    assert best.reached is not None
+    return Found(best.masks, math.exp(best.x), best.reached, high is not None)
+
+
+def flops(model: nn.Module, example: Any) -> int:
+    """Floating-point operations of one forward pass, counted, not timed."""
+    plain = copy.deepcopy(model)
+    bake(plain)
+    args, kwargs = arguments(example)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        plain.eval()(*args, **kwargs)
+    return int(counter.get_total_flops())
+
+
+def _as_close_as_can_be(point: _Point, goal: float, target: float) -> bool:
+    """Whether a target is met closely enough, or by no more than the measurement scatters."""
+    assert point.reached is not None
+    return goal - point.y <= CLOSE or point.reached.low <= target <= point.reached.high
+
+
+def _farthest(model: nn.Module, example: Any) -> float:
+    return min(FARTHEST, math.log(max_compression(model, example)))
+
+
+def _next(low: _Point, high: _Point | None, goal: float, farthest: float) -> float:
+    """Where to try next: a little beyond where a curve through what is known meets the goal."""
+    aim = goal - CLOSE / 2
+    if high is not None:
+        share = (aim - low.y) / (high.y - low.y) if high.y < low.y else 0.5
+        return low.x + min(0.9, max(0.1, share)) * (high.x - low.x)
+    if low.x == 0:
+        return min(farthest, max(STRIDE, math.sqrt(-aim / BEND)))
+    # Costs fall ever faster: y = -a * x**2 through the last point. Where they hardly fell, twice as far.
+    factor = math.sqrt(aim / low.y) if low.y < 0 else 2.0
+    return min(farthest, low.x * min(2.0, max(1.05, factor)))

@@ -1,0 +1,61 @@
+"""How much faster a compact network is here: a few turns where that is clear, a benchmark where it is not."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from torch import nn
+
+from ..benchmark_results import Benchmark
+from ..benchmarking import SHORTEST, _batch, _inference, _timed, _training, bench
+from ..pruning import Masks
+
+__all__ = ["Speed"]
+
+TURNS = 3
+REPEATS = 7
+NEAR = 0.15  # of the target, relative: from here on a benchmark decides
+
+Answer = tuple[float, float, float, Benchmark | None]
+
+
+class Speed:
+    """A dense network that is ready to run, to be timed in turns with compact ones."""
+
+    def __init__(self, model: nn.Module, example: Any, task: str, batch: int) -> None:
+        self.model, self.example, self.task, self.batch = model, example, task, batch
+        self.inputs = _batch(example, batch, False)
+        self.dense = self._ready(model)
+        self.dense()
+
+    def times_faster(self, small: nn.Module, masks: Masks, target: float) -> Answer:
+        """Median and quartiles of dense over compact; a benchmark where a few turns leave open which side it is on."""
+        ratios = self._ratios(small)
+        middle = statistics.median(ratios)
+        if abs(middle / target - 1) <= NEAR or min(ratios) <= target <= max(ratios):
+            return self.benchmark(small, masks)
+        return middle, min(ratios), max(ratios), None
+
+    def benchmark(self, small: nn.Module, masks: Masks) -> Answer:
+        """The same by `bench`, which also measures memory and sizes."""
+        training = self.task == "training step"
+        result = bench(
+            self.model, masks, self.example, small=small, repeats=REPEATS, warmup=1, progress=False,
+            train_batches=(self.batch,) if training else (), inference_batches=() if training else (self.batch,),
+        )  # fmt: skip
+        by = {timing.variant: timing for timing in result.timings}
+        dense, tiny = by["dense"], by["compact"]
+        return tiny.ratio, dense.low / tiny.high, dense.high / tiny.low, result
+
+    def _ratios(self, small: nn.Module) -> list[float]:
+        runs = (self.dense, self._ready(small))
+        runs[1]()
+        many = [max(1, round(SHORTEST / max(_timed(run, 1), 1e-9))) for run in runs]
+        turns = [[_timed(run, loops) for run, loops in zip(runs, many, strict=True)] for _ in range(TURNS)]
+        return [dense / compact for dense, compact in turns]
+
+    def _ready(self, model: nn.Module) -> Any:
+        if self.task == "training step":
+            return _training(model, self.inputs, None, False)
+        return _inference(model, self.inputs, False)
