@@ -59,8 +59,10 @@ def refused(capsys, line, code=2):
         ("prune net.py:make --keep 99999", "the network has 2,280 prunable weights"),
         ("prune net.py:make --flops 7", "--flops is the share"),
         ("prune net.py:make --compression 2000", "the maximum compression is 760"),
-        ("prune net.py:make --compression 10 --score synflo", "no score 'synflo'; choose from"),
-        ("prune net.py:make --compression 10 --schedule fast", "no schedule 'fast'"),
+        ("prune net.py:make --compression 10 --score synflo", "no score 'synflo' (did you mean synflow"),
+        ("prune net.py:make --compression 10 --schedule fast", "no schedule 'fast'; choose from certified, exp"),
+        ("prune net.py:make --compression 10 --scope glob", "no scope 'glob' (did you mean global?)"),
+        ("prune net.py:make --speedup inf", "--speedup is at least 1"),
         ("prune net.py:make --compression 10 --score snip", "reads data; name a data set"),
         ("prune net.py:make --compression 10 --score snip --data cifar11", "no data set 'cifar11'"),
         ("prune net.py:make --compression 10 --score snip --data cifar10", "--data-dir"),
@@ -196,8 +198,19 @@ def test_stopped_by_ctrl_c_leaves_nothing_behind(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "Traceback" not in errors
+    assert re.fullmatch(r"stopped( before step \d+ of 5000)?, after \d+ s; nothing was written\n", errors), errors
     assert not [path for path in tmp_path.iterdir() if "run" in path.name]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(synflow.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "synflow", "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
 
 
 def test_exit_codes_are_documented():

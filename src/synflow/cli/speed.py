@@ -15,7 +15,7 @@ __all__ = ["Speed"]
 
 TURNS = 3
 REPEATS = 7
-NEAR = 0.15  # of the target, relative: from here on a benchmark decides
+NEAR = 0.1  # of the target, relative: from here on a benchmark decides
 
 Answer = tuple[float, float, float, Benchmark | None]
 
