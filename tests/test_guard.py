@@ -258,3 +258,19 @@ def test_where_the_paper_s_choice_leaves_no_path_another_of_the_same_size_does()
             assert math.isclose(step.pruned_fraction, gone / 2.0**step.flow_log2, rel_tol=1e-9)
             rescued += 1
     assert rescued == 3
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "certified"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm(1), nn.MaxPool1d(1)])
+def test_a_bias_before_a_divisor_or_a_maximum_does_not_fool_the_bound(schedule, norm):
+    """Behind a norm a bias makes the first weight look light, though all that starts at the input passes it."""
+    model = nn.Sequential(nn.Linear(1, 1), norm, nn.ReLU(), nn.Linear(1, 2))
+    nn.init.constant_(model[0].weight, 0.01)
+    nn.init.ones_(model[0].bias)
+    nn.init.ones_(model[3].weight)
+    example = torch.zeros(1, 1)
+    masks = synflow.prune(
+        model, example, density=2 / 3, schedule=schedule, steps=1 if schedule != "certified" else None
+    )
+    assert bool(masks["0.weight"].all())
+    assert synflow.certify(model, masks, example).connected

@@ -100,19 +100,17 @@ def test_scores_that_overflow_name_their_tensor() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
-    """`without` works on copies, and `total` weighs what the trial let go."""
+    """`masks_without` works on copies, and `total` weighs what the trial let go."""
     scores = {"a": torch.rand(40, 30), "b": torch.rand(50, 7)}
     weights = scored({n: s.clone() for n, s in scores.items()})
     number = int(share * 1550)
     found = lightest_weights(weights, 1550, number)
-    trial = weights.without(found)
+    trial = weights.masks_without(found)
     assert all(bool(mask.all()) for mask in weights.masks.values())
     assert all(torch.equal(weights.magnitudes[n], scores[n]) for n in scores)
-    gone = {n: ~trial.masks[n] for n in scores}
-    assert sum(int(mask.sum()) for mask in gone.values()) == number
-    assert all(not trial.magnitudes[n][gone[n]].any() for n in scores)
-    lost = sum(float(s[gone[n]].double().sum()) for n, s in scores.items())
-    ones = {n: torch.ones_like(s, dtype=torch.bool) for n, s in scores.items()}
-    let_go = weights.total(trial.masks)
-    assert math.isclose(let_go, lost, rel_tol=1e-6)
-    assert weights.total(ones) == 0.0
+    assert sum(int((~mask).sum()) for mask in trial.values()) == number
+    lost = sum(float(s[~trial[n]].double().sum()) for n, s in scores.items())
+    assert math.isclose(weights.total(trial), lost, rel_tol=1e-6)
+    assert weights.total(weights.masks) == 0.0
+    weights.remove(found)
+    assert all(torch.equal(weights.masks[n], trial[n]) for n in scores)

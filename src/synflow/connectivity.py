@@ -81,8 +81,11 @@ def single_length(network: Network) -> bool:
 
 def repeats(network: Network) -> bool:
     """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
-    degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
-    return degrees is None or bool((degrees[1] > 1).any())
+    if "repeats" not in network.constants:
+        degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
+        network.constants["repeats"] = degrees is None or bool((degrees[1] > 1).any())
+    answer: bool = network.constants["repeats"]
+    return answer
 
 
 def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
     assert plan.steps is not None
     assert plan.power is not None
     left, size, rescue = Survivors(plan.network, plan.start, plan.power), plan.network.size, _rescuer(plan)
-    begin, repeating = left.count / size, cache(partial(repeats, plan.network))
+    begin = left.count / size
     for index in range(1, plan.steps + 1):
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)
         keep = plan.keep if index == plan.steps else min(left.count, max(plan.keep, round(size * begin * share)))
@@ -52,31 +52,39 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
             if substeps == 0:
                 log2 = flow.log2
                 scores = left.whole(scored.whole()) if hold else {}
-            number = left.count - keep
-            going = _light(plan, left, flow, scored, number)
-            part: float | None = None
-            if going is not None and plan.guard and not _proved(left, flow, going):
-                if flow.loose or repeating():
-                    # The bound is timid or says nothing here; a path that is found is as good a proof.
-                    part = _tried(left, flow, scored, going)
-                    going = None
-                else:
-                    going = None if flow.had_shifts else _light(
-                        plan, left, flow, scored, number, plan.margin * flow.value
-                    )  # fmt: skip
-                    going = going if going is not None and going.number + left.idle >= number // BOLD > 0 else None
-            if part is not None:
-                complete = True
-            elif going is not None:
-                complete = going.number + left.idle == number
-                left.drop(going, scored)
-                part = going.total / flow.value
-            else:
-                removal = _careful(plan, left, flow, scored, keep, always=False, rescue=rescue)
-                part, complete = removal.pruned_fraction, removal.complete
+            part, complete = _part(plan, left, flow, scored, keep, rescue)
             substeps, lost = substeps + 1, part if math.isnan(part) else max(lost, part)
         masks = left.whole_masks() if hold or index == plan.steps else {}
         yield Step(index, keep / size, keep, log2, lost, substeps, masks, scores)
+
+
+def _part(
+    plan: Plan, left: Survivors, flow: Measurement, scored: Scored, keep: int, rescue: Rescue
+) -> tuple[float, bool]:
+    """Remove what a step asks for, or part of it: the share of the flow that went, and whether that was all."""
+    number = left.count - keep
+    going = _light(plan, left, flow, scored, number)
+    if going is not None and plan.guard:
+        bound, weighed = _bound(left, flow, scored)
+        lost = going.total if weighed is scored else weighed.total(scored.masks_without(going))
+        if flow.loose or not lost < bound * (1.0 - ROUNDING):
+            if flow.loose or repeats(plan.network):
+                # The bound is timid or says nothing here; a path that is found is as good a proof.
+                share = _tried(left, flow, scored, going)
+                if share is not None:
+                    return share, True
+            else:
+                some = _light(plan, left, flow, weighed, number, plan.margin * bound)
+                if some is not None and some.number + left.idle >= number // BOLD > 0:
+                    complete = some.number + left.idle == number
+                    left.drop(some, weighed)
+                    return some.total / bound, complete
+            going = None
+    if going is not None:
+        left.drop(going, scored)
+        return going.total / flow.value, True
+    removal = _careful(plan, left, flow, scored, keep, always=False, rescue=rescue)
+    return removal.pruned_fraction, removal.complete
 
 
 def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
@@ -92,12 +100,11 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         index += 1
         flow, scored = _measured(plan, left)
         scores = left.whole(scored.whole()) if hold else {}
-        budget = plan.margin * flow.value
-        unsure = flow.had_shifts or flow.loose
-        going = None if unsure else _light(plan, left, flow, scored, left.count - plan.keep, budget)
-        if going is not None and (going.number or left.count == plan.keep):
-            left.drop(going, scored)
-            part = going.total / flow.value
+        bound, weighed = _bound(left, flow, scored)
+        going = _light(plan, left, flow, weighed, left.count - plan.keep, plan.margin * bound)
+        if going is not None and not flow.loose and (going.number or left.count == plan.keep):
+            left.drop(going, weighed)
+            part = going.total / bound
         else:
             part = _careful(plan, left, flow, scored, plan.keep, always=True).pruned_fraction
         masks = left.whole_masks() if hold or left.count <= plan.keep else {}
@@ -126,16 +133,18 @@ def _light(
     return lightest_weights(scored, left.count - left.idle, number - left.idle, budget)
 
 
-def _proved(left: Survivors, flow: Measurement, going: Lightest) -> bool:
-    """Whether less goes than flows from the inputs; a flow that biases add to does not count."""
-    if flow.loose:
-        return False
+def _bound(left: Survivors, flow: Measurement, scored: Scored) -> tuple[float, Scored]:
+    """The flow from the inputs alone, and scores to weigh with: as long as less of them goes, a path is left.
+
+    What biases add to the flow starts at no input. They add to scores as well, which errs on the safe side, but for
+    scores behind a maximum or a divisor, which are then taken anew without them.
+    """
     if not flow.had_shifts:
-        return going.total < flow.value * (1.0 - ROUNDING)
-    bare, _ = left.measure(shifts=False, gradients=False)
-    if going.total <= 0 or not bare.value > 0:
-        return bare.value > 0
-    return math.log2(going.total) + flow.exponent < bare.log2 + math.log2(1.0 - ROUNDING)
+        return flow.value, scored
+    bare, weighed = left.measure(shifts=False, gradients=flow.bent)
+    if flow.bent or not bare.value > 0:
+        return bare.value, weighed
+    return math.ldexp(bare.value, bare.exponent - flow.exponent), scored
 
 
 def _tried(left: Survivors, flow: Measurement, scored: Scored, going: Lightest) -> float | None:
@@ -149,10 +158,10 @@ def _tried(left: Survivors, flow: Measurement, scored: Scored, going: Lightest) 
         if shared:
             ranked = left.measure(arithmetic=Arithmetic(shared=True))[1]
             going = lightest_weights(ranked, left.count - left.idle, number)
-        trial = ranked.without(going)
-        if connected(left.small, trial.masks):
-            lost = scored.total(trial.masks) if shared else going.total
-            left.go_on(trial, number)
+        masks = ranked.masks_without(going)
+        if connected(left.small, masks):
+            lost = scored.total(masks) if shared else going.total
+            left.drop(going, ranked)
             return lost / flow.value
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -75,33 +75,37 @@ class Scored:
 
     def remove(self, going: Lightest) -> None:
         """Take the lightest weights out of masks and magnitudes."""
-        if going.positions is not None:
-            for name, positions in going.positions.items():
-                self.masks[name].view(-1).index_fill_(0, positions, False)
-                self.magnitudes[name].view(-1).index_fill_(0, positions, 0.0)
-            return
-        missing = going.ties
-        for name in reversed(self.masks):
-            equal = []
-            for start, kept, block in self.kept_blocks(name):
-                equal.append(torch.nonzero((block == going.edge).logical_and_(kept)).view(-1) + start)
-                lower = torch.lt(block, going.edge)
-                kept.logical_and_(lower.logical_not())
-                self.magnitudes[name].view(-1)[start : start + len(kept)].masked_fill_(lower, 0.0)
-            last = torch.cat(equal)[-missing:] if missing else torch.cat(equal)[:0]
-            self.masks[name].view(-1).index_fill_(0, last, False)
-            self.magnitudes[name].view(-1).index_fill_(0, last, 0.0)
-            missing -= len(last)
+        self._take_out(going, self.masks, self.magnitudes)
 
-    def without(self, going: Lightest) -> Scored:
-        """The same scores with the lightest weights gone from masks and magnitudes of their own."""
-        trial = replace(
-            self,
-            masks={name: mask.clone() for name, mask in self.masks.items()},
-            magnitudes={name: magnitude.clone() for name, magnitude in self.magnitudes.items()},
-        )
-        trial.remove(going)
-        return trial
+    def masks_without(self, going: Lightest) -> dict[str, Tensor]:
+        """What the masks would be; they stay as they are."""
+        masks = {name: mask.clone() for name, mask in self.masks.items()}
+        self._take_out(going, masks, {})
+        return masks
+
+    def _take_out(self, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
+        missing = going.ties
+        for name in reversed(masks):
+            flat = masks[name].view(-1)
+            values = magnitudes[name].view(-1) if name in magnitudes else None
+            if going.positions is not None:
+                if name not in going.positions:
+                    continue
+                last = going.positions[name]
+            else:
+                equal = []
+                for start, kept, block in self.kept_blocks(name):
+                    stop = start + len(kept)
+                    equal.append(torch.nonzero((block == going.edge).logical_and_(kept)).view(-1) + start)
+                    lower = torch.lt(block, going.edge)
+                    flat[start:stop].logical_and_(lower.logical_not())
+                    if values is not None:
+                        values[start:stop].masked_fill_(lower, 0.0)
+                last = torch.cat(equal)[-missing:] if missing else torch.cat(equal)[:0]
+                missing -= len(last)
+            flat.index_fill_(0, last, False)
+            if values is not None:
+                values.index_fill_(0, last, 0.0)
 
     def total(self, staying: Mapping[str, Tensor]) -> float:
         """The sum of the scores of the kept weights that other masks do not keep."""

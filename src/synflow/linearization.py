@@ -39,11 +39,12 @@ class Arithmetic:
     divisors; a pass that counts weights per term leaves them out. `saturate` computes in the booleans: one where there
     is flow, zero where there is none.
 
-    What a pass finds out: `had_shifts`, whether shifts counted; `loose`, whether flow came from a source or a stand-in
-    held part of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what
-    leaves the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were
-    also used otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight);
-    `notes` for the certificate. `constants` are what rules make of parameters that no pass changes.
+    What a pass finds out: `had_shifts`, whether shifts counted; `bent`, whether a maximum or a divisor came after one,
+    so that scores may be smaller than without shifts; `loose`, whether flow came from a source or a stand-in held part
+    of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what leaves
+    the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were also used
+    otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight); `notes` for
+    the certificate. `constants` are what rules make of parameters that no pass changes.
     """
 
     shifts: bool = True
@@ -51,6 +52,7 @@ class Arithmetic:
     divide: bool = True
     saturate: bool = False
     had_shifts: bool = False
+    bent: bool = False
     loose: bool = False
     notes: dict[str, None] = field(default_factory=dict)
     inputs: list[Tensor] | None = None
@@ -156,6 +158,12 @@ def arithmetic() -> Arithmetic:
     return active_mode().arithmetic
 
 
+def note_bend() -> None:
+    """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
+    pass_ = arithmetic()
+    pass_.bent = pass_.bent or pass_.had_shifts
+
+
 def as_input(data: Tensor, degrees: Degrees | None = None) -> Flow:
     """A tensor that starts a flow; where the pass follows inputs back, it is collected."""
     inputs = arithmetic().inputs if _ACTIVE.mode is not None else None
@@ -214,6 +222,8 @@ class LinearizationMode(SafeMode):
         try:
             torch._C._set_grad_enabled(self.gradients)
             if rule is not None:
+                if name in _USER_RULES:
+                    note_bend()
                 if self.arithmetic.captured and name not in CAPTURING and not hasattr(rule, "composite"):
                     args, kwargs = self.widened(args, kwargs)
                 return self._apply(rule, name, func, args, kwargs)

@@ -39,6 +39,7 @@ class Measurement:
     degrees: Degrees | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     loose: bool = False
+    bent: bool = False
     input_reached: bool = True
     sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
 
@@ -107,7 +108,8 @@ def measure(
     notes.update(how.notes)
     units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
     return Measurement(
-        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, _reached(how),
+        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, how.bent,
+        _reached(how),
         sensitivities if lazy else {},
     )  # fmt: skip
 

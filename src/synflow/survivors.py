@@ -82,12 +82,7 @@ class Survivors:
     def drop(self, going: Lightest, scored: Scored) -> None:
         """Prune the lightest weights, and the idle ones with them."""
         scored.remove(going)
-        self.go_on(scored, going.number)
-
-    def go_on(self, scored: Scored, number: int) -> None:
-        """Go on with masks and magnitudes from which `number` weights were taken; the idle ones go with them."""
-        self.masks, self.magnitudes = scored.masks, scored.magnitudes
-        self.count -= number + self._idle
+        self.count -= going.number + self._idle
         self._outside, self._idle = {}, 0
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

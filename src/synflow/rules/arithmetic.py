@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..flow import Flow, as_flow, both, fixed
-from ..linearization import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite
+from ..linearization import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite, note_bend
 from ..sensitivity import capture
 from .basic import add, homogeneous, positive, product, settled, shift, times
 
@@ -131,6 +131,7 @@ def reciprocal(function: Callable[..., Any], x: Flow, power: float = 1.0) -> Flo
     """``x ** -power`` without a gradient; where there is no flow the quotient is zero, as its numerator is."""
     if not arithmetic().divide or arithmetic().saturate:
         return as_flow(torch.ones_like(fixed(x)))
+    note_bend()
     data = fixed(x)
     whole = -x.exponent * power
     exponent = math.floor(whole)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..flow import Flow, as_flow, either, fixed, flows, scaled
-from ..linearization import Rule, active_mode, arithmetic
+from ..linearization import Rule, active_mode, arithmetic, note_bend
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
 
 _IDENTITY = """
@@ -161,6 +161,7 @@ def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **_
 def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Max pooling as it is; in the booleans flow passes from anywhere in the window."""
     if not arithmetic().saturate:
+        note_bend()
         return homogeneous(function, x, *args, **kwargs)
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -196,6 +197,7 @@ F_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3:
 def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Adaptive max pooling; in the booleans the average has the same support."""
     if not arithmetic().saturate:
+        note_bend()
         return homogeneous(function, x, *args, **kwargs)
     average = getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", ""))
     return homogeneous(average, x, args[0] if args else kwargs["output_size"])
@@ -204,6 +206,7 @@ def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **k
 def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """max, amax and maximum; in the booleans a sum has the same support."""
     if not arithmetic().saturate:
+        note_bend()
         return homogeneous(function, x, *args, **kwargs)
     if (args and isinstance(args[0], Tensor)) or flows(kwargs):
         return homogeneous(torch.add, x, *args, **kwargs)
