@@ -1,7 +1,9 @@
 """The loop: every score, schedule and scope keeps exactly what was asked for, step by step."""
 
+import copy
 import itertools
 import math
+import signal
 
 import pytest
 import torch
@@ -371,3 +373,25 @@ def test_zero_initialised_branches_are_not_pruned_blindly():
     zero, plain = ZOO["zero_init_residual"](), ZOO["residual"]()
     found = synflow.prune(zero.model, zero.example, compression=5, steps=5)
     assert same(found, synflow.prune(plain.model, plain.example, compression=5, steps=5))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "limit", "said"),
+    [("exponential", 5, "2 of 5 steps, at density 0."), ("certified", None, "2 steps, at")],
+)
+def test_an_interrupt_tells_how_far_it_came(schedule, limit, said):
+    """A real signal, raised by the model itself while the third step is under way."""
+    done = []
+
+    class Stops(nn.Sequential):
+        def forward(self, x):
+            if len(done) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().forward(x)
+
+    model = Stops(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    before = copy.deepcopy(model.state_dict())
+    run = synflow.iterate(model, torch.ones(1, 8), compression=5, schedule=schedule, margin=0.1, steps=limit)
+    with pytest.raises(KeyboardInterrupt, match=said):
+        list(map(done.append, run))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

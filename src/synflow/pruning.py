@@ -131,14 +131,22 @@ def score(
 
 
 def _shown(plan: Plan, progress: bool, hold: bool) -> Iterator[Step]:
-    """The steps, with a progress bar on request."""
+    """The steps, with a progress bar on request; an interrupt tells how far they came."""
     total = None if plan.schedule is certified else plan.steps
+    done, density = 0, count(plan.start) / plan.network.size
     with tqdm(total=total, disable=not progress, desc=f"prune ({plan.about['method']})", unit="step") as bar:
-        for step in _steps(plan, hold):
-            flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
-            bar.set_postfix_str(f"density {step.density:.4g}{flow}")
-            bar.update()
-            yield step
+        try:
+            for step in _steps(plan, hold):
+                done, density = step.index, step.density
+                flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
+                bar.set_postfix_str(f"density {step.density:.4g}{flow}")
+                bar.update()
+                yield step
+        except KeyboardInterrupt as interrupt:
+            steps = f"{done} steps" if total is None else f"{done} of {total} steps"
+            raise KeyboardInterrupt(
+                f"pruning was interrupted after {steps}, at density {density:.4g}; the model is unchanged"
+            ) from interrupt
 
 
 def _steps(plan: Plan, hold: bool) -> Iterator[Step]:
