@@ -11,7 +11,7 @@ from ..configs import Config, configured
 from ..sweeps import unique
 from .style import COLOURS, LABELS, MARKERS, METHODS, band, log_axis
 
-__all__ = ["Results", "accuracy_rows", "draw_panel", "methods_grid", "points"]
+__all__ = ["Results", "accuracy_rows", "draw_panel", "methods_grid", "outcomes", "points"]
 
 Results = Sequence[Mapping[str, Any]]
 Point = tuple[float, float, float, float]
@@ -27,6 +27,12 @@ def methods_grid(
         for method in methods
         for exponent in exponents
     )
+
+
+def outcomes(results: Results, key: str) -> dict[str, Mapping[str, Any]]:
+    """What came out for each method, in the order of figures, where it has this key."""
+    found = {result["config"]["method"]: result["outcome"] for result in results if key in result["outcome"]}
+    return {method: found[method] for method in METHODS if method in found}
 
 
 def points(results: Results, chosen: Callable[[Mapping[str, Any]], bool], key: str = "top1") -> list[Point]:

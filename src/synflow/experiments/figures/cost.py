@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..configs import Config, configured
-from .accuracy import Results
+from .accuracy import Results, outcomes
 from .drawing import Drawing
 from .style import COLOURS, LABELS, METHODS, canvas, save
 
@@ -25,20 +25,19 @@ def configs(scale: str) -> list[Config]:
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
     """Seconds as bars, passes in the table."""
     del scale
-    found = {r["config"]["method"]: r["outcome"] for r in results}
-    shown = [method for method in METHODS if method in found]
+    found = outcomes(results, "prune_seconds")
     with canvas(width=4.2, height=2.4) as (figure, axes):
         panel = axes[0][0]
-        seconds = [found[method]["prune_seconds"] for method in shown]
-        panel.barh([LABELS[m] for m in shown], seconds, color=[COLOURS[m] for m in shown])
+        seconds = [outcome["prune_seconds"] for outcome in found.values()]
+        panel.barh([LABELS[m] for m in found], seconds, color=[COLOURS[m] for m in found])
         panel.set(xscale="log", xlabel="seconds on this machine")
         paths = save(figure, folder, "cost")
     table = [
         {
-            "method": LABELS[method], "steps": found[method]["steps"], "forward passes": found[method]["forward"],
-            "backward passes": found[method]["backward"], "examples passed": found[method]["examples"],
-            "images needed": found[method]["images"], "seconds": f"{found[method]['prune_seconds']:.2f}",
+            "method": LABELS[method], "steps": outcome["steps"], "forward passes": outcome["forward"],
+            "backward passes": outcome["backward"], "examples passed": outcome["examples"],
+            "images needed": outcome["images"], "seconds": f"{outcome['prune_seconds']:.2f}",
         }
-        for method in shown
+        for method, outcome in found.items()
     ]  # fmt: skip
     return Drawing(tuple(paths), table, ("a pass is one batch through the network, forward or backward",))

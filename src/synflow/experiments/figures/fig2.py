@@ -69,12 +69,17 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
                 )  # fmt: skip
             panel.set_yscale("log")
             panel.set_ylim(1e-8 if scale == "paper" else 1e-5, 2)
-            panel.set_title(LABELS[method] + (f"\n({images:,} images)" if images else ""))
+            panel.set_title(title(method, images))
             panel.set_xlabel("layer")
             notes.append(f"{LABELS[method]} keeps a weight in every layer up to 10^{last_whole:g} on this grid")
         axes[0][0].set_ylabel("fraction of weights left")
         paths = save(figure, folder, "fig2")
     return Drawing(tuple(paths), table, (*notes, *image_notes(results)))
+
+
+def title(method: str, images: int) -> str:
+    """The name of a method, and on how many images it was scored."""
+    return LABELS[method] + (f"\n({images:,} images)" if images else "")
 
 
 def image_notes(results: Results) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..configs import Config, configured
-from .accuracy import Results
+from .accuracy import Results, outcomes
 from .drawing import Drawing
-from .fig2 import image_notes, layer_base
+from .fig2 import image_notes, layer_base, title
 from .style import COLOURS, LABELS, METHODS, canvas, log_log, save
 
 __all__ = ["configs", "draw"]
@@ -23,12 +23,10 @@ def configs(scale: str) -> list[Config]:
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
     """A dot for every unit between two convolutions; on the dotted line as much leaves as enters."""
     del scale
-    found = {r["config"]["method"]: r["outcome"] for r in results if "inflow" in r["outcome"]}
-    shown = [method for method in METHODS if method in found]
+    found = outcomes(results, "inflow")
     table: list[dict[str, Any]] = []
-    with canvas(1, len(shown), width=2.7, height=2.9) as (figure, axes):
-        for panel, method in zip(axes[0], shown, strict=True):
-            outcome = found[method]
+    with canvas(1, len(found), width=2.7, height=2.9) as (figure, axes):
+        for panel, (method, outcome) in zip(axes[0], found.items(), strict=True):
             pairs = _positive(outcome["inflow"], outcome["outflow"])
             look = {"s": 3, "color": COLOURS[method], "linewidths": 0, "rasterized": True}
             if "signed_inflow" in outcome:
@@ -39,7 +37,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             panel.plot([low, high], [low, high], color="black", linestyle=":", linewidth=1, zorder=3)
             panel.scatter(inflow, outflow, **look, alpha=0.4)
             log_log(panel)
-            panel.set(title=LABELS[method], xlabel="score into the unit")
+            panel.set(title=title(method, outcome["images"]), xlabel="score into the unit")
             table.append(
                 {
                     "method": LABELS[method], "units": len(outcome["inflow"]),

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .accuracy import Results
+from .accuracy import Results, outcomes
 from .drawing import Drawing
-from .fig2 import image_notes
+from .fig2 import image_notes, title
 from .fig3 import configs
-from .style import COLOURS, LABELS, METHODS, canvas, log_log, save
+from .style import COLOURS, LABELS, canvas, log_log, save
 
 __all__ = ["configs", "draw"]
 
@@ -27,12 +27,10 @@ def slope(sizes: dict[str, int], means: dict[str, float]) -> float:
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
     """A dot for every layer; the dotted line has slope one."""
     del scale
-    found = {r["config"]["method"]: r["outcome"] for r in results if "mean_score" in r["outcome"]}
-    shown = [method for method in METHODS if method in found]
+    found = outcomes(results, "mean_score")
     table: list[dict[str, Any]] = []
-    with canvas(1, len(shown), width=2.7, height=2.9) as (figure, axes):
-        for panel, method in zip(axes[0], shown, strict=True):
-            outcome = found[method]
+    with canvas(1, len(found), width=2.7, height=2.9) as (figure, axes):
+        for panel, (method, outcome) in zip(axes[0], found.items(), strict=True):
             sizes, means = outcome["sizes"], outcome["mean_score"]
             x, y = [1 / sizes[name] for name in sizes], [abs(means[name]) for name in sizes]
             middle = math.exp(sum(math.log(b / a) for a, b in zip(x, y, strict=True) if b) / len(x))
@@ -40,7 +38,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             panel.plot(ends, [middle * end for end in ends], color="black", linestyle=":", linewidth=1)
             panel.scatter(x, y, s=18, color=COLOURS[method])
             log_log(panel)
-            panel.set(title=LABELS[method], xlabel="1 / weights of the layer")
+            panel.set(title=title(method, outcome["images"]), xlabel="1 / weights of the layer")
             signed = {name: outcome["sum_signed"][name] / sizes[name] for name in sizes}
             table.append(
                 {
