@@ -319,6 +319,11 @@ def test_tables(tmp_path):
     }
     assert len(results.select(rows, ["method=random", "compression>2"])) == 1
     assert len(results.select(rows, ["model~f"])) == 4
+    assert len(results.select(rows, ["connected=yes", "method!=random"])) == 2
+    assert results.select(rows, ["connected=no"]) == []
+    assert results.select(rows, ["images>3"]) == []
+    with pytest.raises(SynflowError, match="> compares numbers, got 'ten'"):
+        results.select(rows, ["compression>ten"])
     with pytest.raises(SynflowError, match="no column 'methd'"):
         results.select(rows, ["methd=random"])
     results.write_table(rows, tmp_path / "t.csv")

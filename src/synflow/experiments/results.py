@@ -65,19 +65,27 @@ def select(rows: Iterable[Row], conditions: Iterable[str]) -> list[Row]:
         name, sign, wanted = match.groups()
         if rows and not any(name in row for row in rows):
             raise SynflowError(f"no column {name!r}; choose from {', '.join(columns(rows))}")
+        if sign[0] in "<>" and _number(wanted) is None:
+            raise SynflowError(f"{condition!r}: {sign} compares numbers, got {wanted!r}")
         rows = [row for row in rows if _holds(row.get(name), sign, wanted)]
     return rows
+
+
+def _number(value: Any) -> float | None:
+    """A number, or what stands for one: tables say yes and no."""
+    try:
+        return float({"yes": 1, "true": 1, "no": 0, "false": 0}.get(str(value).lower(), value))
+    except (TypeError, ValueError):
+        return None
 
 
 def _holds(value: Any, sign: str, wanted: str) -> bool:
     if sign == "~":
         return wanted in str(value)
-    try:
-        left, right = float(value), float(wanted)
-    except (TypeError, ValueError):
-        left, right = str(value), wanted  # type: ignore[assignment]
-        if sign in ("<", ">", "<=", ">="):
-            return False
+    left, right = _number(value), _number(wanted)
+    if left is None or right is None:
+        equal = str(value) == wanted
+        return equal if sign in ("=", "==") else sign == "!=" and not equal
     return {
         "=": left == right, "==": left == right, "!=": left != right,
         "<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right,
