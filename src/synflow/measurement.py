@@ -105,6 +105,7 @@ def measure(
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
         weights = leaves if gradients else {}
         scores = _scores(total, weights, sensitivities if lazy else None, how.inputs or []) if follow else {}
+        network.put_back()  # so that magnitudes live no longer than whoever made them wants
     notes.update(how.notes)
     units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
     return Measurement(

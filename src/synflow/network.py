@@ -82,6 +82,10 @@ class Network:
             if isinstance(module, nn.RNNBase):
                 module._flat_weights = [getattr(module, n) for n in module._flat_weights_names]
 
+    def put_back(self) -> None:
+        """The weights themselves again in the places of the copy."""
+        self.replace(self._originals)
+
     def call(self, inputs: Any) -> Any:
         """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments."""
         args, kwargs = arguments(inputs)
