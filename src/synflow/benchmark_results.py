@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import need
+from .files import replacing, write_bytes
 
 __all__ = ["Benchmark", "Size", "Timing"]
 
@@ -59,8 +58,8 @@ class Benchmark:
         """All figures as JSON text, which is also written to a file if one is named."""
         text = json.dumps(dataclasses.asdict(self), indent=1)
         if path is not None:
-            with _replacing(path) as temporary:
-                temporary.write_text(text + "\n")
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, f"{text}\n".encode())
         return text
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -84,7 +83,8 @@ class Benchmark:
         axes.set_xticks(range(len(groups)), [f"{task}\nbatch {batch}" for task, batch in groups])
         axes.set_ylabel("time, dense = 1")
         axes.legend()
-        with _replacing(path) as temporary:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             figure.savefig(temporary)
 
     def __str__(self) -> str:
@@ -105,19 +105,6 @@ class Benchmark:
             lines.append(line + (f"{_bytes(s.onnx_bytes or 0):>10}" if onnx else ""))
         lines.append(", ".join(f"{key} {value}" for key, value in self.settings.items()))
         return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file beside the path, of the same kind, that takes its place once it is complete."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _seconds(value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .compaction.tape import tensors_in
 from .errors import SynflowError, need
+from .files import replacing
 from .masks import bake
 from .network import arguments
 
@@ -37,15 +37,11 @@ def export_onnx(
     bake(plain)
     plain.eval().requires_grad_(False)
     example = _on(example, _device(plain))
-    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}.onnx")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with replacing(path) as temporary:
         _write(plain, example, temporary, dynamic_batch)
         for inputs in (example, _random(example)):
             _check(plain, inputs, temporary, tolerance)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from ..benchmark_results import Benchmark
 from ..errors import SynflowError
+from ..files import write_bytes
 from .facts import Facts, gather
 from .page import comparison_page, page
 
@@ -29,16 +29,8 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the HTML file; an old one is replaced in one go."""
-        target = Path(path)
-        temporary = target.with_name(f".synflow-{secrets.token_hex(8)}.tmp")
-        try:
-            temporary.write_text(self.html, encoding="utf-8")
-            os.replace(temporary, target)
-        except OSError as cause:
-            raise SynflowError(f"{target} cannot be written: {cause}") from cause
-        finally:
-            temporary.unlink(missing_ok=True)
-        return target
+        write_bytes(path, self.html.encode())
+        return Path(path)
 
     def _repr_html_(self) -> str:
         # A frame, so that the report's style and the notebook's leave each other alone.
