@@ -73,7 +73,7 @@ def test_what_takes_too_long_is_stopped_and_listed(tool):
             torch.ones(100).sum()
 
     row = tool.examine("slow", build, steps=2, limit=1)
-    assert row.error == "TimeoutError: not done within 1 seconds of processor time"
+    assert row.error == "OutOfTime: not done within 1 seconds of processor time"
 
 
 def test_every_architecture_has_a_name_of_its_own(tool):

@@ -47,12 +47,16 @@ class Row:
     error: str = ""
 
 
+class OutOfTime(BaseException):
+    """Not an Exception, so that no code on the way takes it for an error of its own."""
+
+
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Stop what takes more processor time with a TimeoutError (where the system has timers, and in the main thread)."""
+    """Stop what takes more processor time with OutOfTime (where the system has timers, and in the main thread)."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"not done within {seconds} seconds of processor time")
+        raise OutOfTime(f"not done within {seconds} seconds of processor time")
 
     if not hasattr(signal, "SIGPROF"):
         yield
@@ -74,7 +78,7 @@ def examine(name: str, build: Entry, steps: int, limit: int = 600) -> Row:
         with time_limit(limit):
             _fill(row, build, steps)
     # Whatever stops one architecture is a finding for the table, not a reason to stop the others.
-    except Exception as error:
+    except (Exception, OutOfTime) as error:
         row.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     row.seconds = time.process_time() - start
     return row
