@@ -241,3 +241,15 @@ def test_every_model_of_the_zoo_has_flow_through_every_layer(name):
     assert math.isfinite(found.log2)
     assert all(float(score.max()) > 0 for score in found.scores.values())
     assert all(bool((score >= 0).all()) for score in found.scores.values())
+
+
+def test_gains_of_norms_are_remembered_only_as_long_as_they_hold():
+    """A pass remembers what it made of running statistics; written to in place, they are looked at anew."""
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False)).double()
+    network = open_network(model, torch.ones(1, 3, dtype=torch.float64))
+    first = measure(network)
+    assert measure(network).value == first.value
+    network.model[1].running_var.fill_(4.0)
+    assert measure(network).log2 == pytest.approx(first.log2 - 1, abs=1e-4)
+    nn.init.ones_(network.model[1].bias)
+    assert measure(network).had_shifts
