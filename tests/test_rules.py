@@ -655,3 +655,45 @@ def test_packed_sequences_are_refused():
     packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 2, 3), torch.tensor([3, 2]))
     with pytest.raises(synflow.SynflowError, match="packed sequences have no rule; give the example as a padded"):
         synflow.score(Function(lambda self, x: self.layer(x)[0].data, layer=nn.LSTM(3, 4)), (packed,))
+
+
+# Fourier transforms
+
+
+@pytest.mark.parametrize("norm", [None, "ortho", "forward"])
+@pytest.mark.parametrize(
+    ("name", "options", "dims"),
+    [("fft", {}, [2]), ("fft2", {}, [1, 2]), ("ifftn", {"dim": (0, 2)}, [0, 2]), ("fftn", {}, [0, 1, 2])],
+)
+def test_a_fourier_transform_is_the_sum_of_absolute_coefficients(name, options, dims, norm):
+    """The stand-in of a linear map is its matrix of absolute values: here read off from torch, column by column."""
+    function, layer, shape = getattr(torch.fft, name), nn.Linear(4, 4, bias=False), (2, 3, 4)
+    model = Function(lambda self, x: function(self.layer(x), norm=norm, **options).real, layer=layer)
+    unit = torch.eye(24, dtype=torch.complex128).reshape(24, *shape)
+    whole = torch.fft.ifftn if name.startswith("i") else torch.fft.fftn
+    matrix = whole(unit, dim=[d + 1 for d in dims], norm=norm).abs().reshape(24, 24)
+
+    def stand_in(weights, ones):
+        return F.linear(ones, weights["layer.weight"]).reshape(-1) @ matrix
+
+    compare(model, torch.zeros(shape), stand_in)
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_half_spectra_and_back(length):
+    """rfft and irfft keep the shape, pass all there is, and scale as torch does."""
+    layer = nn.Linear(4, length, bias=False)
+    model = Function(lambda self, x: torch.fft.irfft(torch.fft.rfft(self.layer(x)), n=length), layer=layer)
+
+    def stand_in(weights, ones):
+        total = F.linear(ones, weights["layer.weight"]).sum(-1, keepdim=True)
+        return (total * (length // 2 + 1) / length).expand(-1, length)
+
+    compare(model, torch.zeros(2, 4), stand_in)
+
+
+def test_a_transform_of_another_length_is_refused():
+    layer = nn.Linear(4, 6, bias=False)
+    model = Function(lambda self, x: torch.fft.fft(self.layer(x), n=4).real, layer=layer)
+    with pytest.raises(synflow.SynflowError, match="fewer or more points"):
+        synflow.score(model, torch.zeros(2, 4))
