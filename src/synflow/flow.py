@@ -25,19 +25,23 @@ MANY = 1 << 20
 # How often a term can meet each weight tensor: (fewest, most) as integer vectors over the prunable tensors.
 Degrees = tuple["np.ndarray[Any, np.dtype[np.int64]]", "np.ndarray[Any, np.dtype[np.int64]]"]
 
+# Of which kind the rows and the columns of an image are, where positions of a kind are held once (see folding.py).
+Spread = tuple[Tensor, Tensor]
+
 
 class Flow(Tensor):
     """A non-negative tensor with value ``data * 2**exponent``; operations on it go through the table of rules."""
 
     exponent: int = 0
     degrees: Degrees | None = None
+    spread: Spread | None = None
 
     # The table of rules is applied by a mode (see linearization.py); the class itself dispatches nothing, so inside a
     # rule a Flow behaves as its plain data.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
 
-def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None) -> Flow:
+def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None, spread: Spread | None = None) -> Flow:
     """View a fresh tensor as a flow; the tensor object itself changes class, which costs nothing and adds no view."""
     if type(data) is Tensor:
         data.__class__ = Flow
@@ -46,6 +50,7 @@ def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None) -> 
     assert isinstance(data, Flow)
     data.exponent = exponent
     data.degrees = degrees
+    data.spread = spread
     return data
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from . import folding
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, flows, mapped, scaled
 from .modes import SafeMode
@@ -44,7 +45,8 @@ class Arithmetic:
     of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what leaves
     the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were also used
     otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight); `notes` for
-    the certificate. `constants` are what rules make of parameters that no pass changes.
+    the certificate. `constants` are what rules make of parameters that no pass changes. With `folding`, positions of an
+    image that see the same are computed once.
     """
 
     shifts: bool = True
@@ -62,6 +64,7 @@ class Arithmetic:
     captured: dict[int, Sensitivity] | None = None
     shared: bool = False
     constants: dict[Any, Any] = field(default_factory=dict)
+    folding: bool = False
 
 
 class _Saturate(torch.autograd.Function):
@@ -209,13 +212,39 @@ class LinearizationMode(SafeMode):
         if self.arithmetic.watched is not None:
             self._note_uses(func, args, kwargs)
         name = getattr(func, "__name__", "")
-        if name in SOURCES and not flows((args, kwargs)):
+        found = flows((args, kwargs))
+        if name in SOURCES and not found:
             return SOURCES[name](func, *args, **kwargs)
+        if self.arithmetic.folding and any(flow.spread is not None for flow in found):
+            return self._folded(name, func, args, kwargs)
         if name == "__get__":
             return _attribute(func, args, kwargs)
-        if name in ABOUT or not flows((args, kwargs)):
+        if name in ABOUT or not found:
             return func(*args, **kwargs)
+        return self._by_rule(ALIASES.get(name, name), func, args, kwargs)
+
+    def _folded(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation on flows that are held once per kind of position; those that cannot be so are unfolded."""
+        if name in ABOUT or name == "__get__":
+            answer = func(*mapped(_outline, args), **mapped(_outline, kwargs))
+            if not isinstance(answer, Tensor) or name in ABOUT:
+                return answer
+            return _attribute(func, folding.all_unfolded(args), kwargs)
         name = ALIASES.get(name, name)
+        # What is written in place has another shape now; the flow of the whole network tells whether that mattered.
+        base = name[:-1] if name in ("add_", "mul_") else name
+        rule = RULES.get(base.removesuffix("_"))
+        if getattr(rule, "keeps_positions", False) and base.removesuffix("_") not in _USER_RULES:
+            return self._by_rule(name, func, args, kwargs)
+        how = None if base in _USER_RULES else folding.folded(base, args, kwargs, self.arithmetic.constants)
+        if how is None:
+            return self._by_rule(name, func, *folding.all_unfolded((args, kwargs)))
+        result = self._by_rule(base, getattr(torch, base, func) if base != name else func, how[0], how[1])
+        if isinstance(result, Flow):
+            result.spread = how[2]
+        return result
+
+    def _by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = _USER_RULES.get(name) or RULES.get(name)
         # Flow passes a frozen part of a model too: what `no_grad` there hides from training is still a path.
         before = torch.is_grad_enabled()
@@ -307,6 +336,10 @@ class LinearizationMode(SafeMode):
             "or pass a function rule(function, *args, **kwargs) that returns its positive stand-in "
             f"(the operation is {func!r})"
         )
+
+
+def _outline(leaf: Any) -> Any:
+    return folding.outline(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf
 
 
 def _attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

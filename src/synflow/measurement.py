@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from . import rules  # noqa: F401  (fills the table of rules)
+from . import (
+    folding,
+    rules,  # noqa: F401  (fills the table of rules)
+)
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
 from .lightest import not_finite
@@ -63,16 +66,19 @@ def measure(
     arithmetic: Arithmetic | None = None,
     trace: bool = False,
     lazy: bool = False,
+    fold: bool = False,
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
 
     The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False`
     leaves out biases; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
     adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
-    `lazy` leaves the scores as factors, to be multiplied out a block at a time.
+    `lazy` leaves the scores as factors, to be multiplied out a block at a time; `fold` computes positions of images
+    that see the same only once.
     """
     how = arithmetic or Arithmetic(shifts=shifts)
     how.constants = network.constants
+    how.folding = fold and not trace and how.inputs is None
     notes: dict[str, None] = {}
     if magnitudes is None:
         magnitudes = absolute(network, masks, power, notes)
@@ -158,6 +164,8 @@ def _input(leaf: Any, dtype: torch.dtype, degrees: Degrees | None, how: Arithmet
     """Floating inputs become ones; token ids and masks stay as given."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
+    if how.folding and leaf.dim() == 4 and leaf.numel():
+        return folding.input_of_ones(leaf.shape, dtype, leaf.device, how.constants)
     ones = torch.ones(leaf.shape, dtype=dtype, device=leaf.device)
     return as_flow(ones, 0, degrees) if how.inputs is None else collected(ones, how.inputs)
 
@@ -205,7 +213,7 @@ def _total(output: Any) -> Flow:
 
 def _outputs(output: Any) -> Any:
     if isinstance(output, Flow):
-        yield output
+        yield output if output.spread is None else folding.unfolded(output)
     elif isinstance(output, Mapping):
         for value in output.values():
             yield from _outputs(value)

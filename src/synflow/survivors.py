@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from .errors import SynflowError
+from .flow import leaves
 from .lightest import Lightest, Scored
 from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
-from .network import Network, open_network
+from .network import Network, arguments, open_network
 from .streams import count
 
 log = logging.getLogger("synflow")
@@ -27,6 +28,8 @@ log = logging.getLogger("synflow")
 SMALL = 1 << 18
 # The network is cut down anew when this share of the weights it held is left.
 WORTH = 0.5
+# Images of fewer pixels are through before folding would pay.
+LARGE = 48 * 48
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
 SAME = 1e-5
 
@@ -51,6 +54,7 @@ class Survivors:
         self._idle = 0
         self._shrinking = shrinking
         self._model = network.model
+        self._folds = self._can_fold()
         self._outline: Any = None
         self._held = self.count
 
@@ -64,13 +68,33 @@ class Survivors:
             return False
         return True
 
+    def _can_fold(self) -> bool:
+        """Whether positions that see the same can be computed once: worth it for large images, and tried once."""
+        images = [
+            leaf for leaf in leaves(arguments(self.network.example)) if isinstance(leaf, Tensor) and leaf.dim() == 4
+        ]
+        if max((image.shape[2] * image.shape[3] for image in images), default=0) < LARGE:
+            return False
+        try:
+            plain, folded = (
+                measure(self.network, magnitudes=self.magnitudes, power=self.power, gradients=False, fold=fold)
+                for fold in (False, True)
+            )
+        except Exception as cause:
+            log.debug("positions are not folded: %s: %s", type(cause).__name__, cause)
+            return False
+        same = plain.log2 == folded.log2 or math.isclose(plain.log2, folded.log2, abs_tol=SAME * 1.5)
+        if not same:
+            log.debug("positions are not folded: the flow changes from 2^%s to 2^%s", plain.log2, folded.log2)
+        return same
+
     def measure(
         self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None
     ) -> tuple[Measurement, Scored]:
         """The flow of what is left, and its scores, which are not held."""
         flow = measure(
             self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients, lazy=True,
-            arithmetic=arithmetic,
+            arithmetic=arithmetic, fold=self._folds,
         )  # fmt: skip
         return flow, Scored(self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds)
 
@@ -144,8 +168,8 @@ class Survivors:
             seed=self.network.seed, score_name=self.network.score_name,
         )  # fmt: skip
         magnitudes = {name: _taken(tensor, places.get(name)) for name, tensor in self.magnitudes.items()}
-        before = measure(self.small, magnitudes=self.magnitudes, power=self.power, gradients=False)
-        after = measure(small, magnitudes=magnitudes, power=self.power, gradients=False)
+        before = measure(self.small, magnitudes=self.magnitudes, power=self.power, gradients=False, fold=self._folds)
+        after = measure(small, magnitudes=magnitudes, power=self.power, gradients=False, fold=self._folds)
         if not math.isclose(before.log2, after.log2, abs_tol=SAME * 1.5):
             self._stop(f"its flow changes from 2^{before.log2} to 2^{after.log2}")
             return

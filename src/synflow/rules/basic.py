@@ -20,6 +20,9 @@ def identity(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return flows((args, kwargs))[0]
 
 
+identity.keeps_positions = True  # type: ignore[attr-defined]
+
+
 def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Sums, means, concatenation, selection: the operation itself, with all exponents made equal."""
     exponent, args, kwargs, degrees = _aligned(args, kwargs, adds=function is torch.add)

@@ -1,0 +1,189 @@
+"""Images of ones are the same nearly everywhere: positions that see the same are computed once.
+
+A convolution of a constant image is constant but for a border, which grows by a pixel per layer. So a flow may be
+folded: `data` has one row and one column for each kind, and `spread` tells, for each row and column of the image, of
+which kind it is. Windows (convolutions, pooling) become one window per kind; sums join kinds; whatever else comes
+unfolds the flow again. Gradients of a kind are those of all its positions, added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .flow import Flow, Spread, as_flow, mapped
+
+# What a folded operation is called with, and how its result is spread.
+Folded = tuple[tuple[Any, ...], dict[str, Any], Spread]
+
+# Beyond this share of the positions, kinds are too many to be worth it.
+WORTH = 0.6
+
+_USUAL = {"stride": 1, "padding": 0, "dilation": 1}
+_POOLS = ("max_pool2d", "avg_pool2d")
+_POOL_NAMES = ("kernel_size", "stride", "padding")
+_CONVOLUTION_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def input_of_ones(shape: Sequence[int], dtype: torch.dtype, device: torch.device, memory: dict[Any, Any]) -> Flow:
+    """An image of ones, all of one kind."""
+    key = ("fold", tuple(shape[2:]), device)
+    if key not in memory:
+        memory[key] = tuple(torch.zeros(size, dtype=torch.long, device=device) for size in shape[2:])
+    return as_flow(torch.ones(*shape[:2], 1, 1, dtype=dtype, device=device), spread=memory[key])
+
+
+def unfolded(flow: Flow) -> Flow:
+    """The same flow at every position."""
+    assert flow.spread is not None
+    data = flow.as_subclass(Tensor)
+    for dim, kinds in enumerate(flow.spread, 2):
+        data = data.index_select(dim, kinds)
+    return as_flow(data, flow.exponent, flow.degrees)
+
+
+def all_unfolded(tree: Any) -> Any:
+    """Nested arguments without folded flows."""
+    return mapped(lambda leaf: unfolded(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf, tree)
+
+
+def outline(flow: Flow) -> Tensor:
+    """A tensor without memory of its own that has the shape of the unfolded flow."""
+    assert flow.spread is not None
+    shape = (*flow.shape[:2], *(len(kinds) for kinds in flow.spread))
+    return torch.zeros((), dtype=flow.dtype, device=flow.device).expand(shape)
+
+
+def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    """How to call an operation on folded flows; None where they have to be unfolded first."""
+    if name == "conv2d":
+        return _convolution(args, kwargs, memory)
+    if name in _POOLS:
+        return _pooling(args, kwargs, memory)
+    if name == "batch_norm" and isinstance(args[0], Flow) and args[0].spread is not None:
+        return args, kwargs, args[0].spread
+    if name in ("add", "mul") and len(args) == 2 and not kwargs:
+        return _joined(args, memory)
+    if name == "cat" and args and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 1:
+        spread = all(isinstance(item, Flow) and item.spread is not None for item in args[0])
+        joined = _joined(tuple(args[0]), memory) if spread else None
+        return None if joined is None else ((list(joined[0]), *args[1:]), kwargs, joined[2])
+    return None
+
+
+def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    given = {**dict(zip(_CONVOLUTION_NAMES, args, strict=False)), **kwargs}
+    x, weight = given["input"], given["weight"]
+    if not isinstance(x, Flow) or x.spread is None or isinstance(given.get("padding"), str):
+        return None
+    kernel = tuple(weight.shape[2:])
+    stride, padding, dilation = (_pair(given.get(key, usual)) for key, usual in _USUAL.items())
+    found = _windows(x, kernel, stride, padding, dilation, memory)
+    if found is None:
+        return None
+    return (found[0], weight, given.get("bias"), kernel, 0, 1, given.get("groups", 1)), {}, found[1]
+
+
+def _pooling(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    x = args[0]
+    given = {**dict(zip(_POOL_NAMES, args[1:], strict=False)), **kwargs}
+    if len(args) > 4 or not isinstance(x, Flow) or x.spread is None:
+        return None
+    unusual = {key: value for key, value in given.items() if key not in _POOL_NAMES}
+    usual = {"dilation": 1, "ceil_mode": False, "return_indices": False, "count_include_pad": True}
+    if any(key not in usual or value != usual[key] for key, value in unusual.items()):
+        return None
+    kernel = _pair(given["kernel_size"])
+    stride = kernel if given.get("stride") in (None, [], ()) else _pair(given["stride"])
+    found = _windows(x, kernel, stride, _pair(given.get("padding", 0)), (1, 1), memory)
+    return None if found is None else ((found[0], kernel), {}, found[1])
+
+
+def _windows(
+    x: Flow,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    memory: dict[Any, Any],
+) -> tuple[Flow, Spread] | None:
+    """One window per kind side by side, each as large as the kernel, and the kinds of all windows."""
+    assert x.spread is not None
+    lines = []
+    for kinds, size, *how in zip(x.spread, x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        key = ("fold", id(kinds), size, *how)
+        if key not in memory:
+            memory[key] = (kinds, _kinds_of_windows(kinds, size, *how))  # kinds are held, so that their id stays theirs
+        lines.append(memory[key][1])
+    (rows, down), (columns, across) = lines
+    if len(rows) * len(columns) > WORTH * kernel[0] * kernel[1] * len(down) * len(across):
+        return None
+    data = x.as_subclass(Tensor)
+    for dim, (places, size) in enumerate(((rows, x.shape[2]), (columns, x.shape[3])), 2):
+        if bool((places == size).any()):
+            data = F.pad(data, (0, 1) if dim == 3 else (0, 0, 0, 1))  # a line of zeros, for the padding
+        data = data.index_select(dim, places)
+    return as_flow(data, x.exponent, x.degrees), (down, across)
+
+
+def _kinds_of_windows(
+    kinds: Tensor, size: int, width: int, stride: int, padding: int, dilation: int
+) -> tuple[Tensor, Tensor]:
+    """Along one dimension: what the windows of each kind see, one after another, and the kind of each window.
+
+    >>> _kinds_of_windows(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
+    (tensor([0, 0, 0, 0, 0, 1, 1, 0, 0]), tensor([2, 0, 0, 0, 0, 1]))
+    """
+    count = (len(kinds) + 2 * padding - dilation * (width - 1) - 1) // stride + 1
+    starts = torch.arange(count, device=kinds.device) * stride - padding
+    places = starts[:, None] + dilation * torch.arange(width, device=kinds.device)
+    inside = (places >= 0) & (places < len(kinds))
+    seen = torch.where(inside, kinds[places.clamp(0, len(kinds) - 1)], size)
+    different, which = torch.unique(seen, dim=0, return_inverse=True)
+    return different.reshape(-1), which
+
+
+def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
+    """Things that are added or multiplied, with kinds in common; numbers and single pixels go with any."""
+    spreads = [item.spread for item in items if isinstance(item, Flow) and item.spread is not None]
+    for item in items:
+        image = isinstance(item, Tensor) and not (isinstance(item, Flow) and item.spread is not None)
+        if image and item.dim() > 0 and (item.dim() != 4 or item.shape[2:] != (1, 1)):
+            return None
+    common, maps = _common(spreads, memory)
+    given, result = iter(maps), []
+    for item in items:
+        if isinstance(item, Flow) and item.spread is not None:
+            data = item.as_subclass(Tensor)
+            for dim, places in enumerate(next(given), 2):
+                data = data if places is None else data.index_select(dim, places)
+            item = as_flow(data, item.exponent, item.degrees)
+        result.append(item)
+    return tuple(result), {}, common
+
+
+def _common(spreads: Sequence[Spread], memory: dict[Any, Any]) -> tuple[Spread, list[list[Tensor | None]]]:
+    """Kinds that tell apart whatever one of the spreads does, and for each spread where its kinds went."""
+    common, maps = [], [[] for _ in spreads]  # type: ignore[var-annotated]
+    for dim in range(2):
+        parts = [spread[dim] for spread in spreads]
+        key = ("fold", *map(id, parts))
+        if key not in memory:
+            if all(part is parts[0] for part in parts):
+                memory[key] = (parts, parts[0], [None] * len(parts))
+            else:
+                different, which = torch.unique(torch.stack(parts, 1), dim=0, return_inverse=True)
+                memory[key] = (parts, which, list(different.unbind(1)))
+        common.append(memory[key][1])
+        for places, found in zip(maps, memory[key][2], strict=True):
+            places.append(found)
+    return (common[0], common[1]), maps
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = [value, value] if isinstance(value, int) else list(value)
+    return (values[0], values[-1])
