@@ -181,8 +181,8 @@ class Phases:
         return run
 
 
-def examine(name: str, phases: Phases, every: int, check: int) -> dict[str, Any]:
-    """Run both side by side; `every` n-th step of the baseline only, whose dense steps all cost the same."""
+def clocked(name: str, phases: Phases, every: int) -> dict[str, Any]:
+    """Both side by side; `every` n-th step of the baseline only, whose dense steps all cost the same."""
     build, make_example, compression = CASES[name]
     torch.manual_seed(0)
     model, example = build(), make_example()
@@ -190,25 +190,33 @@ def examine(name: str, phases: Phases, every: int, check: int) -> dict[str, Any]
     other = build()
     phases.seconds = dict.fromkeys(phases.seconds, 0.0)
     theirs = timed(baseline(other, example, compression, STEPS))
-    mine, last = 0.0, {}
-    spent = []
-    for index, (seconds, masks) in enumerate(timed(ours(model, example, compression, STEPS))):
-        mine, last = mine + seconds, masks
+    mine, spent = 0.0, []
+    for index, (seconds, _) in enumerate(timed(ours(model, example, compression, STEPS))):
+        mine += seconds
         if index % every == 0:
             spent.append(next(theirs)[0])
     shares = {key: value / mine for key, value in phases.seconds.items()}
-    equality = compared(model, example, compression, STEPS, check)
-    kept = sum(int(mask.sum()) for mask in last.values())
-    memory = {kind: peak(name, kind) for kind in ("ours", "baseline")}
-    weights = sum(mask.numel() for mask in last.values())
     whole = sum(spent) / len(spent) * STEPS
     return {
-        "case": name, "weights": weights, "kept": kept, "compression": compression, "steps": STEPS,
-        "baseline_seconds": whole, "baseline_steps_timed": len(spent), "seconds": mine, "ratio": whole / mine,
-        **equality,
-        "memory": {kind: value / (4 * weights) for kind, value in memory.items()},
-        "phases": {**shares, "rest": 1 - sum(shares.values())},
+        "steps": STEPS, "baseline_seconds": whole, "baseline_steps_timed": len(spent), "seconds": mine,
+        "ratio": whole / mine, "phases": {**shares, "rest": 1 - sum(shares.values())},
     }  # fmt: skip
+
+
+def examine(name: str, parts: list[str], phases: Phases, options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for of one row."""
+    build, make_example, compression = CASES[name]
+    torch.manual_seed(0)
+    model, example = build(), make_example()
+    weights = sum(weight.numel() for weight in synflow.prunable(model).values())
+    row: dict[str, Any] = {"case": name, "weights": weights, "kept": round(weights / compression)}
+    if "time" in parts:
+        row |= clocked(name, phases, options.every)
+    if "masks" in parts:
+        row |= compared(model, example, compression, STEPS, options.check)
+    if "memory" in parts:
+        row["memory"] = {kind: peak(name, kind) / (4 * weights) for kind in ("ours", "baseline")}
+    return row
 
 
 def peak(name: str, kind: str) -> int:
@@ -244,13 +252,20 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| chosen differently | farthest from the edge | apart at the end |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    rows = [row for row in rows if "ratio" in row]
     for row in rows:
-        lines.append(
-            f"| {row['case']} | {row['weights']:,} | {row['baseline_seconds']:.1f} | {row['seconds']:.1f} | "
-            f"**{row['ratio']:.1f}x** | {row['memory']['baseline']:.1f} | {row['memory']['ours']:.2f} | "
-            f"{row['ties']:,} of {row['removed']:,} | {row['farthest']:.0e} | "
-            + (f"{row['kept_differently']:,} of {row['kept']:,} |" if row["kept_differently"] is not None else "- |")
-        )
+        memory, apart = row.get("memory", {}), row.get("kept_differently")
+        cells = [
+            row["case"], f"{row['weights']:,}", f"{row['baseline_seconds']:.1f}", f"{row['seconds']:.1f}",
+            f"**{row['ratio']:.1f}x**", f"{memory['baseline']:.1f}" if memory else "",
+            f"{memory['ours']:.2f}" if memory else "",
+            f"{row['ties']:,} of {row['removed']:,}" if "ties" in row else "",
+            f"{row['farthest']:.0e}" if "ties" in row else "",
+            "" if apart is None else f"{apart:,} of {row['kept']:,}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    if not rows:
+        return "no row has been timed yet"
     lines += [
         "",
         "| share of our time | " + " | ".join(rows[0]["phases"]) + " |",
@@ -270,6 +285,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help=f"of {', '.join(CASES)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--parts", nargs="+", default=["time", "masks", "memory"], help="default: %(default)s")
     parser.add_argument("--every", type=int, default=1, help="time each n-th step of the baseline (default: all)")
     parser.add_argument("--check", type=int, default=1, help="compare the masks of each n-th step (default: all)")
     parser.add_argument("--json", type=Path, help="rows are added to those in this file, and all are shown")
@@ -285,8 +301,8 @@ def main() -> int:
     phases = Phases()
     for name in CASES:
         if any(fnmatchcase(name, pattern) for pattern in options.only):
-            rows[name] = examine(name, phases, options.every, options.check)
-            print(f"{name}: {rows[name]['ratio']:.1f}x", file=sys.stderr, flush=True)
+            rows[name] = {**rows.get(name, {}), **examine(name, options.parts, phases, options)}
+            print(f"{name}: {rows[name].get('ratio', 0):.1f}x", file=sys.stderr, flush=True)
             if options.json:
                 about = {"threads": options.threads, "torch": torch.__version__, "synflow": synflow.__version__}
                 options.json.write_text(json.dumps({"about": about, "rows": list(rows.values())}, indent=1))
