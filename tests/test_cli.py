@@ -65,6 +65,7 @@ def test_prune_writes_what_it_says(run, tmp_path):
     assert re.search(r"connected +yes", shown.out)
     assert [len(re.findall(rf"^{layer} ", shown.out, flags=re.M)) for layer in (0, 2, 4)] == [1, 1, 1]
     assert shown.err == "", "no bars where there is no terminal"
+    assert "next: synflow compact pruned --model net.py:make" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
     folder = tmp_path / "pruned"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -136,6 +137,13 @@ def test_inspect_reads_folders_and_bare_masks(run):
     assert "228 of 2,280" in run("inspect pruned/masks.safetensors").out
     got = json.loads(run("inspect pruned --json").out)
     assert sum(layer["kept"] for layer in got["layers"]) == 228
+
+
+def test_a_network_without_a_path_is_written_and_leaves_with_one(run):
+    shown = run("prune net.py:make --compression 700 --score magnitude --out gone", code=1)
+    assert "NO: no path" in shown.out
+    assert shown.err.startswith("not connected: ")
+    assert not json.loads(run("inspect gone --json").out)["certificate"]["connected"]
 
 
 @pytest.mark.usefixtures("pruned")

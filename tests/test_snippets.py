@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -43,3 +44,12 @@ def test_public_names_are_sorted_and_there():
     assert names == sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     assert all(hasattr(synflow, name) for name in names)
     assert all(getattr(synflow, name).__doc__ for name in names if callable(getattr(synflow, name)))
+
+
+def test_every_public_function_has_an_example_that_runs():
+    shown = "\n".join(block for page in PAGES for block in BLOCK.findall(page.read_text()))
+    functions = [name for name in synflow.__all__ if inspect.isfunction(getattr(synflow, name))]
+    assert len(functions) > 20
+    for name in functions:
+        here = ">>>" in getattr(synflow, name).__doc__
+        assert here or re.search(rf"\b(?:synflow\.)?{name}\(", shown), f"{name} has no example"

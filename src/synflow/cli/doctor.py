@@ -25,7 +25,7 @@ from .output import print_json, say, table
 EXTRAS = {
     "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "plots": ("matplotlib",), "experiments": ("sklearn",),
-    "ray": ("ray",),
+    "openvino": ("openvino",), "parquet": ("pyarrow",), "ray": ("ray",), "logging": ("tensorboard", "mlflow"),
 }  # fmt: skip
 
 
@@ -51,12 +51,13 @@ def doctor(json: options.Json = False) -> None:
     }
     extras = {name: _missing(packages) for name, packages in EXTRAS.items()}
     checks = [_checked(name, check) for name, check in CHECKS.items()]
-    healthy = all(ok for _, ok, _ in checks)
+    healthy = all(ok for _, ok, _, _ in checks)
     if json:
         print_json({
             "versions": versions, "devices": devices,
             "extras": {name: {"installed": not missing, "missing": missing} for name, missing in extras.items()},
-            "self-test": {name: {"ok": ok, "found": text} for name, ok, text in checks}, "healthy": healthy,
+            "self-test": {name: {"ok": ok, "found": text, "seconds": s} for name, ok, text, s in checks},
+            "healthy": healthy,
         })  # fmt: skip
     else:
         table(["", ""], [[name, text] for name, text in {**versions, **devices}.items()])
@@ -69,7 +70,10 @@ def doctor(json: options.Json = False) -> None:
             ],
         )
         say()
-        table(["self-test", "", "found"], [[name, "ok" if ok else "FAILED", text] for name, ok, text in checks])
+        table(
+            ["self-test", "", "found", ("s", "right")],
+            [[name, "ok" if ok else "FAILED", text, f"{seconds:.1f}"] for name, ok, text, seconds in checks],
+        )
         say("\neverything works" if healthy else "\nsomething is wrong with this installation; see above")
     if not healthy:
         raise typer.Exit(1)
@@ -131,7 +135,7 @@ CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
 }
 
 
-def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, bool, str]:
+def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, bool, str, float]:
     """A check is part of a diagnosis, so whatever goes wrong in it is a finding."""
     start = time.perf_counter()
     try:
@@ -139,8 +143,8 @@ def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, boo
             torch.manual_seed(0)
             ok, text = check()
     except Exception as cause:
-        return name, False, f"{type(cause).__name__}: {cause}"
-    return name, ok, f"{text} ({time.perf_counter() - start:.1f} s)"
+        ok, text = False, f"{type(cause).__name__}: {cause}"
+    return name, ok, text, time.perf_counter() - start
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:

@@ -54,7 +54,9 @@ def progress() -> bool:
 
 def table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """A table without lines; a column is its heading, or its heading and "right"."""
-    made = Table(title=title, box=None, pad_edge=False, header_style="bold", title_justify="left")
+    made = Table(
+        title=title, box=None, pad_edge=False, header_style="bold", title_justify="left", show_header=any(columns)
+    )
     for index, column in enumerate(columns):
         heading, justify = (column, "left") if isinstance(column, str) else column
         right = justify == "right"

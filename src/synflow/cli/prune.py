@@ -24,13 +24,14 @@ from ..scores import SCORES
 from . import options
 from .batches import scoring_data
 from .output import layer_table, percent, print_json, progress, say, say_wrapped, times
-from .runs import check_free, write_run
+from .runs import check_free, next_command, write_run
 from .search import Found, find_flops, find_speedup, walk
 from .sources import Source, load_model
 from .stopping import Milestones, told_how_far
 from .targets import Target, simple_density
 
 TASKS = {"inference": "inference", "training": "training step"}
+_ADVICE = "no path is left, so training cannot help; lower the compression, or use --score synflow with its guard"
 METHOD, DATA, TIMING = "Method", "Data (for scores that read some)", "What --speedup times"
 
 
@@ -186,11 +187,13 @@ def prune(
         if found is not None:
             _tell(found, target, task, batch)
         if out is None:
-            say("nothing was written; add --out DIR to keep weights, masks, certificate and report")
+            say("nothing was written; --out DIR keeps weights, masks, certificate and report")
         else:
             say(f"written to {out}: weights, masks, certificate; open {out / 'report.html'}")
-            say(f"next: synflow compact {shlex.quote(str(out))}")
-    if found is not None and not found.met:
+            say(next_command("compact", out, model))
+    if not certificate.connected:
+        print(f"not connected: {_ADVICE}", file=sys.stderr)
+    if not certificate.connected or (found is not None and not found.met):
         raise typer.Exit(1)
 
 

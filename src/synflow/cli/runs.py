@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from ..reporting.page import page
 from .sources import Source, is_file, load_model
 from .weights import save_weights
 
-__all__ = ["Run", "check_free", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
+__all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
 RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
 CERTIFICATE, FACTS, REPORT = "certificate.json", "facts.json", "report.html"
@@ -139,6 +140,12 @@ def rebuild(run: Run, model: str | None = None) -> Source:
         if isinstance(cause, SynflowError):
             raise
         raise SynflowError(f"{run.folder / RUN} is damaged: {type(cause).__name__} {cause}") from cause
+
+
+def next_command(command: str, folder: Path, spec: str) -> str:
+    """What to type next; a model that is a Python file has to be named again."""
+    named = f" --model {shlex.quote(spec)}" if is_file(spec) else ""
+    return f"next: synflow {command} {shlex.quote(str(folder))}{named}"
 
 
 def refresh_report(run: Run, facts: Facts) -> None:

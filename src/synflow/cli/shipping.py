@@ -22,7 +22,7 @@ from ..onnx_export import export_onnx
 from ..reporting.facts import plain_benchmark, plain_compaction
 from . import options
 from .output import print_json, progress, say, say_wrapped, table
-from .runs import Run, open_run, rebuild, refresh_report, replace_text
+from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
 from .sources import Source
 
 COMPACT, BENCH, ONNX = "compact", "bench.json", "model.onnx"
@@ -57,8 +57,8 @@ def compact(
         print_json({"out": str(to), **plain_compaction(compaction)})
         return
     say_wrapped(str(compaction), 4)
-    say(f"\nwritten to {to}; load it with synflow.load_compact(dense_model, {str(to)!r})")
-    say(f"next: synflow bench {folder}")
+    say(f"\nwritten to {to}; in Python: synflow.load_compact(model, {str(to)!r})")
+    say(next_command("bench", folder, source.spec))
 
 
 def bench(
@@ -161,6 +161,7 @@ def show(result: Benchmark) -> None:
             for s in result.sizes
         ],
     )  # fmt: skip
+    say()
     say_wrapped(", ".join(f"{key} {value}" for key, value in result.settings.items()), 2)
 
 

@@ -26,7 +26,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put the weights of a file into a model; names and shapes must fit, or nothing is changed."""
     if not path.is_file():
-        raise SynflowError(f"{path}: there is no such file")
+        raise SynflowError(f"{path}: there is no such file; leave --weights out to start from fresh ones")
     with path.open("rb") as file:
         start = file.read(4)
     if start.startswith(PICKLES):
@@ -46,7 +46,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
     for names, what in ((missing, "lacks"), (unknown, "has an unknown")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise SynflowError(f"{path} does not fit {type(model).__name__}: it {what} {names[0]}{more}")
+            raise SynflowError(
+                f"{path} does not fit {type(model).__name__}: it {what} {names[0]}{more}; a file that fits has the "
+                "names of the model's state_dict"
+            )
     for name, tensor in own.items():
         if name in state and state[name].shape != tensor.shape:
             raise SynflowError(

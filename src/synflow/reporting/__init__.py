@@ -28,7 +28,12 @@ class Report:
     facts: Mapping[str, Facts]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the HTML file; an old one is replaced in one go."""
+        """Write the HTML file and return its path; an old one is replaced in one go.
+
+        >>> import tempfile
+        >>> Report("<!doctype html>", {}).save(Path(tempfile.mkdtemp(), "report.html")).name
+        'report.html'
+        """
         write_bytes(path, self.html.encode())
         return Path(path)
 
