@@ -20,6 +20,7 @@ from . import options
 from .demo_runs import METHODS, Outcome, Setting, Variant, compare_variants, outcomes, prepare
 from .output import print_json, progress, say, table
 from .runs import json_text, replace_text
+from .stopping import told_how_far
 
 RESULTS, REPORT = "results.json", "report.html"
 CAPTION = (
@@ -57,15 +58,18 @@ def demo(
         raise SynflowError(f"--compression is at least 1, got {min(wanted):g}")
     watch = _Watch(len(METHODS) * len(wanted) + 3, quiet=json)
     middle = min(wanted, key=lambda value: abs(value - 100))
-    variants = []
-    for variant in compare_variants(setting, middle):
-        variants.append(variant)
-        watch.done(f"{variant.name:<22} {variant.accuracy:5.1f}%  {variant.steps_per_second:6.1f} steps/s")
+    variants: list[Variant] = []
     found: list[Outcome] = []
-    for outcome in outcomes(setting, wanted):
-        found.append(outcome)
-        said = f"{outcome.accuracy:5.1f}%" + ("" if outcome.connected else "  collapsed: no path is left")
-        watch.done(f"{outcome.method:<10} {outcome.compression:>6,.0f}x    {said}")
+    with told_how_far() as milestones:
+        for variant in compare_variants(setting, middle):
+            variants.append(variant)
+            watch.done(f"{variant.name:<22} {variant.accuracy:5.1f}%  {variant.steps_per_second:6.1f} steps/s")
+            milestones.last = f"after {watch.count} of {watch.total} runs"
+        for outcome in outcomes(setting, wanted):
+            found.append(outcome)
+            said = f"{outcome.accuracy:5.1f}%" + ("" if outcome.connected else "  collapsed: no path is left")
+            watch.done(f"{outcome.method:<10} {outcome.compression:>6,.0f}x    {said}")
+            milestones.last = f"after {watch.count} of {watch.total} runs"
     watch.close()
     seconds = time.perf_counter() - start
     _write(out, setting, found, variants, middle, seconds)

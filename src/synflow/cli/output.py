@@ -6,7 +6,8 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,19 @@ from rich.table import Table
 
 from ..reporting.facts import LayerFacts
 
-__all__ = ["bar", "console", "layer_table", "percent", "print_json", "progress", "say", "say_wrapped", "table", "times"]
+__all__ = [
+    "bar",
+    "console",
+    "layer_table",
+    "percent",
+    "print_json",
+    "progress",
+    "say",
+    "say_wrapped",
+    "table",
+    "times",
+    "watched",
+]
 
 BAR = 12
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -50,6 +63,19 @@ def print_json(value: Any) -> None:
 def progress() -> bool:
     """Whether somebody is watching: bars go to standard error, and only to a terminal."""
     return sys.stderr.isatty()
+
+
+@contextmanager
+def watched(what: str) -> Iterator[None]:
+    """A line on the terminal while something without a bar is under way."""
+    if not progress():
+        yield
+        return
+    print(f"{what} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * (len(what) + 4), end="\r", file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +21,7 @@ from ..schedules import SCHEDULES, exponential
 from ..scores import SCORES
 from . import options
 from .batches import scoring_data
-from .output import layer_table, percent, print_json, progress, say, say_wrapped, times
+from .output import layer_table, percent, print_json, progress, say, say_wrapped, times, watched
 from .runs import check_free, next_command, write_run
 from .search import Found, find_flops, find_speedup, walk
 from .sources import Source, load_model
@@ -162,7 +160,7 @@ def prune(
     start = time.perf_counter()
     masks, found = _pruned(source, target, settings, TASKS[task], batch)
     seconds = time.perf_counter() - start
-    with _watched("certificate and report"):
+    with watched("certificate and report"):
         certificate = certify(source.model, masks, source.example)
         command = shlex.join(["synflow", *sys.argv[1:]])
         benchmark = found.reached.benchmark if found else None
@@ -243,16 +241,3 @@ def _tell(found: Found, target: Target, task: str, batch: int) -> None:
         )
     missed = "" if found.met else "; the target was not reached: higher compression did not help"
     say_wrapped(f"{text}, at {times(found.compression)} compression{missed}", 0)
-
-
-@contextmanager
-def _watched(what: str) -> Iterator[None]:
-    """A line on the terminal while something without a bar is under way."""
-    if not progress():
-        yield
-        return
-    print(f"{what} ...", end="\r", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print(" " * (len(what) + 4), end="\r", file=sys.stderr, flush=True)

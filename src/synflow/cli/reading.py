@@ -16,7 +16,7 @@ from ..reporting.facts import LayerFacts
 from ..reporting.overlap import overlaps
 from ..reporting.page import comparison_page
 from . import options
-from .output import layer_table, percent, print_json, say, say_wrapped, table, times
+from .output import layer_table, percent, print_json, say, say_wrapped, table, times, watched
 from .runs import CERTIFICATE, json_text, open_run, rebuild, replace_text
 from .sources import load_model
 
@@ -79,7 +79,8 @@ def certify(
         if model is None:
             raise SynflowError(f"{path} holds masks alone; name the model they were made for: --model resnet20")
         source = load_model(model, inputs=input or (), classes=classes, seed=seed, weights=weights)
-    certificate = certify_model(source.model, masks, source.example)
+    with watched("measuring"):
+        certificate = certify_model(source.model, masks, source.example)
     if write:
         if not path.is_dir():
             raise SynflowError("--write needs a folder of `synflow prune`, got a file of masks")

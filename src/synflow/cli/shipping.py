@@ -21,7 +21,7 @@ from ..masks import attach
 from ..onnx_export import export_onnx
 from ..reporting.facts import plain_benchmark, plain_compaction
 from . import options
-from .output import print_json, progress, say, say_wrapped, table
+from .output import print_json, progress, say, say_wrapped, table, watched
 from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
 from .sources import Source
 
@@ -43,7 +43,8 @@ def compact(
     if to.exists() and not force:
         raise SynflowError(f"{to} is there already; replace it with --force")
     source = rebuild(run, model)
-    small = compact_model(source.model, source.example, run.masks())
+    with watched("compacting, and comparing outputs"):
+        small = compact_model(source.model, source.example, run.masks())
     save_compact(small, to)
     compaction = compaction_of(small)
     facts = run.facts()
@@ -131,7 +132,7 @@ def export(
         network = attach(source.model, run.masks())
     else:
         network = _stored(run, source) or compact_model(source.model, source.example, run.masks())
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), watched("exporting, and running the file in onnxruntime"):
         warnings.simplefilter("ignore")  # torch's exporter warns of its own future
         export_onnx(network, source.example, to, dynamic_batch=not fixed_batch)
     size = to.stat().st_size

@@ -120,6 +120,11 @@ def plain_benchmark(benchmark: Benchmark) -> dict[str, Any]:
     return asdict(benchmark)
 
 
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def versions() -> dict[str, str]:
     """What made the figures."""
     return {
@@ -127,7 +132,7 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.system()} {platform.machine()}, {_threads()}",
     }
 
 

@@ -48,29 +48,20 @@ def comparison_page(
     extra: Sequence[str] = (),
 ) -> str:
     """Several pruned networks of one model side by side, with the overlap of their masks; `extra` comes first."""
+    timed = any(facts.benchmark is not None for facts in runs.values())
     rows = [
         [
             (name, name), _text(str(facts.about.get("method", "-"))), _number(facts.certificate["compression"], "x"),
             _number(facts.certificate["kept"]), _yes(facts.certificate["connected"]),
             _number(len(facts.certificate["empty_layers"])), _effective(facts.certificate),
-            _number(_live_share(facts), "%"), _text(_speedup(facts)),
+            _number(_live_share(facts), "%"), *([_ratio(_speedup(facts)[0])] if timed else []),
         ]
         for name, facts in runs.items()
     ]  # fmt: skip
-    heads = [
-        "network",
-        "method",
-        "compression",
-        "kept",
-        "connected",
-        "empty layers",
-        "effective",
-        "live units",
-        "faster",
-    ]
+    heads = ["network", "method", "compression", "kept", "connected", "empty layers", "effective", "live units"]
     made = [
         *extra,
-        section("Networks", table_of("Pruned networks", heads, rows, wide=(3, 6))),
+        section("Networks", table_of("Pruned networks", heads + ["faster"] * timed, rows, wide=(3, 6))),
         section("Layer by layer", plots([compare_density(runs), compare_live(runs)])),
         section("Density of each layer", _densities(runs)),
     ]
@@ -114,7 +105,7 @@ def table_of(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]],
         f'<th scope="col"{extra[i]}><button type="button">{escape(head)}</button></th>' for i, head in enumerate(heads)
     )
     body = "".join(
-        "<tr>" + "".join(f'<td{extra[i]} data-value="{escape(str(key))}">{escape(text)}</td>'
+        "<tr>" + "".join(f'<td{extra[i]} data-value="{escape(str(key))}">{_breakable(text)}</td>'
                          for i, (text, key) in enumerate(row)) + "</tr>\n"
         for row in rows
     )  # fmt: skip
@@ -122,6 +113,11 @@ def table_of(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]],
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="sortable">'
         f"<thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     )
+
+
+def _breakable(text: str) -> str:
+    """Long names break after a dot, where they must."""
+    return escape(text).replace(".", ".<wbr>") if text[:1].isalpha() else escape(text)
 
 
 def _cards(facts: Facts) -> str:
@@ -138,7 +134,8 @@ def _cards(facts: Facts) -> str:
     if facts.compaction is not None:
         cards.append((f"{facts.compaction['parameters'][1]:,}", "parameters after compaction", ""))
     if facts.benchmark is not None:
-        cards.append((_speedup(facts), "faster, measured", ""))
+        ratio, what = _speedup(facts)
+        cards.append((_ratio(ratio)[0], f"faster, measured: {what}", ""))
     items = "".join(
         f'<li><b class="{style}">{escape(value)}</b><span>{escape(what)}</span></li>' for value, what, style in cards
     )
@@ -179,14 +176,14 @@ def _layers(facts: Facts) -> str:
     heads = ["layer", "shape", "weights", "kept", "density", "on a path", "live units", "units", "flow share"]
     rows = [
         [
-            (layer.name, index), _text(" x ".join(map(str, layer.shape))), _number(layer.total), _number(layer.kept),
-            _number(100 * layer.density, "%"), _number(layer.on_path), _number(layer.live_units), _number(layer.units),
+            (layer.name.removesuffix(".weight"), index), _text(" x ".join(map(str, layer.shape))),
+            _number(layer.total), _number(layer.kept), _number(100 * layer.density, "%"), _number(layer.on_path), _number(layer.live_units), _number(layer.units),
             ("-", -1) if layer.flow_share is None else _number(layer.flow_share),
             *([_number(layer.compact_units)] if compacted else []),
         ]
         for index, layer in enumerate(facts.layers)
     ]  # fmt: skip
-    return table_of("Layers", heads + ["compact units"] * compacted, rows, wide=(1, 2, 5, 7, 9))
+    return table_of("Layers", heads + ["compact units"] * compacted, rows, wide=(1, 2, 5, 7, 8, 9))
 
 
 def _overlaps(masks: Mapping[str, Mapping[str, Tensor]]) -> str:
@@ -202,7 +199,10 @@ def _densities(runs: Mapping[str, Facts]) -> str:
     names = [layer.name for layer in next(iter(runs.values())).layers]
     by = {run: {layer.name: layer for layer in facts.layers} for run, facts in runs.items()}
     rows = [
-        [(name, index), *(_number(100 * by[run][name].density, "%") if name in by[run] else ("-", -1) for run in runs)]
+        [
+            (name.removesuffix(".weight"), index),
+            *(_number(100 * by[run][name].density, "%") if name in by[run] else ("-", -1) for run in runs),
+        ]
         for index, name in enumerate(names)
     ]
     return table_of("Density of each layer", ["layer", *runs], rows)
@@ -212,7 +212,7 @@ def _speed(benchmark: Mapping[str, Any]) -> str:
     rows = [
         [
             _text(f"{row['task']}, batch {row['batch']}"), _text(row["variant"]), _seconds(row["seconds"]),
-            (f"{_seconds(row['low'])[0]} - {_seconds(row['high'])[0]}", row["low"]), _number(row["ratio"], "x"),
+            (f"{_seconds(row['low'])[0]} - {_seconds(row['high'])[0]}", row["low"]), _ratio(row["ratio"]),
         ]
         for row in benchmark["timings"]
     ]  # fmt: skip
@@ -267,10 +267,15 @@ def _live_share(facts: Facts) -> float:
     return 100 * sum(layer.live_units for layer in facts.layers) / max(1, sum(layer.units for layer in facts.layers))
 
 
-def _speedup(facts: Facts) -> str:
+def _speedup(facts: Facts) -> tuple[float | None, str]:
+    """How many times faster the compact network was in the first task that was timed, and what that was."""
     rows = (facts.benchmark or {}).get("timings", ())
-    ratios = [row["ratio"] for row in rows if row["variant"] == "compact"]
-    return f"{max(ratios):.1f}x" if ratios else "-"
+    row = next((row for row in rows if row["variant"] == "compact"), None)
+    return (None, "") if row is None else (row["ratio"], f"{row['task']}, batch {row['batch']}")
+
+
+def _ratio(value: float | None) -> Cell:
+    return ("-", -1) if value is None else (f"{value:.2f}x" if value < 100 else f"{value:,.0f}x", value)
 
 
 def _text(value: str) -> Cell:
@@ -303,4 +308,6 @@ def _power(log2: float | None) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
