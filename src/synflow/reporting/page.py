@@ -177,7 +177,8 @@ def _layers(facts: Facts) -> str:
     rows = [
         [
             (layer.name.removesuffix(".weight"), index), _text(" x ".join(map(str, layer.shape))),
-            _number(layer.total), _number(layer.kept), _number(100 * layer.density, "%"), _number(layer.on_path), _number(layer.live_units), _number(layer.units),
+            _number(layer.total), _number(layer.kept), _number(100 * layer.density, "%"), _number(layer.on_path),
+            _number(layer.live_units), _number(layer.units),
             ("-", -1) if layer.flow_share is None else _number(layer.flow_share),
             *([_number(layer.compact_units)] if compacted else []),
         ]
