@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def load_model(
         model, example = _from_file(spec)
     elif prefix in LIBRARIES and name:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails in the end is told once, by us
         cure_torchvision()
         library = need(prefix, extra=LIBRARIES[prefix])
         model, example = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix](
@@ -152,7 +154,10 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
     except SynflowError:
         raise
     except Exception as cause:  # what a config can do wrong is as varied as the models
-        raise SynflowError(f"transformers:{name} cannot be built: {type(cause).__name__}: {_line(cause)}") from cause
+        raise SynflowError(
+            f"transformers:{name} cannot be built: {type(cause).__name__}: {_line(cause)} Without the hub, give a type "
+            "such as bert or gpt2, or a config.json of yours"
+        ) from cause
     return model, _transformers_example(model, config)
 
 
