@@ -17,7 +17,7 @@ from ..experiments.data import DATASETS
 from ..pruning import Masks
 from ..pruning import prune as prune_model
 from ..reporting.facts import gather
-from ..schedules import SCHEDULES, exponential
+from ..schedules import SCHEDULES
 from ..scores import SCORES
 from . import options
 from .batches import scoring_data
@@ -201,8 +201,6 @@ def _pruned(
     density = simple_density(target, source.model, settings["select"], settings["protect"])
     with told_how_far() as milestones:
         if density is not None:
-            if SCHEDULES.get(settings["schedule"]) is exponential:
-                settings = {**settings, "schedule": milestones.noting(exponential)}
             return prune_model(source.model, source.example, density=density, progress=progress(), **settings), None
         return _searched(source, target, settings, task, batch, milestones)
 

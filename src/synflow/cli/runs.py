@@ -8,18 +8,14 @@ run.json             the model, the settings, the command            report.html
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shlex
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SynflowError
+from ..files import write_bytes
 from ..mask_files import load_masks, save_masks
 from ..pruning import Masks
 from ..records import StepRecord
@@ -175,22 +171,5 @@ def json_text(value: Any) -> str:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside a path, renamed to it at the end; what was there stays if anything fails."""
-    temporary = path.with_name(f".synflow-{secrets.token_hex(8)}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as cause:
-        raise SynflowError(f"{path} cannot be written: {cause}; what was there before is unchanged") from cause
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+    """Write a file in one go; what was there stays if anything fails."""
+    write_bytes(path, text.encode())
