@@ -202,7 +202,7 @@ def test_compact_bench_export_go_on_from_the_folder(run):
 
 @pytest.mark.usefixtures("pruned")
 def test_compare_shows_densities_and_overlap(run, tmp_path):
-    run("prune net.py:make --compression 10 --score magnitude --out other")
+    run("prune net.py:make --compression 10 --score magnitude --scope layer --out other")
     shown = run("compare pruned other --report compared.html")
     assert re.search(r"whole network +2,280 +10\.0% +10\.0% +\d", shown.out)
     html = (tmp_path / "compared.html").read_text()

@@ -78,7 +78,8 @@ def run(argv: list[str]) -> int:
         # typer turns an interrupt and a closed pipe into exit codes; what they were is in the chain of causes.
         stop = next((cause for cause in _causes(leave) if isinstance(cause, KeyboardInterrupt)), None)
         if stop is not None:
-            return _fail(f"\r\033[Kstopped{stop}" if sys.stderr.isatty() else f"stopped{stop}", 130)
+            said = f"stopped{stop}" if str(stop)[:1] in ("", " ", ";") else f"stopped: {stop}"
+            return _fail(f"\r\033[K{said}" if sys.stderr.isatty() else said, 130)
         if any(isinstance(cause, BrokenPipeError) for cause in _causes(leave)):
             # Whoever read the output has seen enough; Python must not complain about it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
