@@ -181,24 +181,39 @@ def test_an_unwritable_place_is_told(capsys, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.iterdir() if "run" in path.name]
 
 
+SLOW = """
+from pathlib import Path
+from torch import nn
+from synflow.experiments.models import build
+
+calls = []
+
+class Watched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = build("resnet56")
+
+    def forward(self, x):
+        calls.append(len(calls))
+        if len(calls) == 12:
+            Path("started").touch()
+        return self.network(x)
+"""
+
+
 def test_stopped_by_ctrl_c_leaves_nothing_behind(tmp_path):
-    lines = ["from pathlib import Path", "from synflow.experiments.models import build", "def make():"]
-    (tmp_path / "slow.py").write_text(
-        "\n".join([*lines, "    Path('started').touch()", "    return build('resnet56')"])
-    )
-    command = [sys.executable, "-m", "synflow", "prune", "slow.py:make", "--input", "1x3x32x32", "--compression", "100"]
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = "-m synflow prune slow.py:Watched --input 1x3x32x32 --compression 100 --steps 5000 --out run"
     process = subprocess.Popen(
-        [*command, "--steps", "5000", "--out", "run"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, *command.split()], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env={**os.environ, "PYTHONPATH": str(Path(synflow.__file__).parents[1])},
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "started").exists() and process.poll() is None:
         time.sleep(0.1)
-    time.sleep(1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     assert process.returncode == 130, errors
-    assert re.fullmatch(r"stopped( after \d+ of 5000 steps, at density [\d.]+)?; nothing was written\n", errors), errors
+    assert re.fullmatch(r"stopped after \d+ of 5000 steps, at density [\d.]+; nothing was written\n", errors), errors
     assert not [path for path in tmp_path.iterdir() if "run" in path.name]
 
 
@@ -210,7 +225,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     )  # fmt: skip
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(60) == 0
+    assert process.wait() == 0
 
 
 def test_exit_codes_are_documented():
