@@ -64,22 +64,24 @@ def _part(
     """Remove what a step asks for, or part of it: the share of the flow that went, and whether that was all."""
     number = left.count - keep
     going = _light(plan, left, flow, scored, number)
-    if going is not None and plan.guard:
-        bound, weighed = _bound(left, flow, scored)
-        lost = going.total if weighed is scored else weighed.total(scored.masks_without(going))
-        if flow.loose or not lost < bound * (1.0 - ROUNDING):
-            if flow.loose or repeats(plan.network):
-                # The bound is timid or says nothing here; a path that is found is as good a proof.
-                share = _tried(left, flow, scored, going)
-                if share is not None:
-                    return share, True
-            else:
+    proved = not (flow.had_shifts or flow.loose) and going is not None and going.total < flow.value * (1.0 - ROUNDING)
+    if going is not None and plan.guard and not proved:
+        if flow.loose or repeats(plan.network):
+            # The bound is timid or says nothing here; a path that is found is as good a proof.
+            share = _tried(left, flow, scored, going)
+            if share is not None:
+                return share, True
+            going = None
+        else:
+            bound, weighed = _bound(left, flow, scored)
+            lost = going.total if weighed is scored else weighed.total(scored.masks_without(going))
+            if not lost < bound * (1.0 - ROUNDING):
                 some = _light(plan, left, flow, weighed, number, plan.margin * bound)
                 if some is not None and some.number + left.idle >= number // BOLD > 0:
                     complete = some.number + left.idle == number
                     left.drop(some, weighed)
                     return some.total / bound, complete
-            going = None
+                going = None
     if going is not None:
         left.drop(going, scored)
         return going.total / flow.value, True
