@@ -8,6 +8,7 @@ from torch import nn
 import synflow
 from checks import Function, untouched
 from synflow import linearization, rules
+from synflow.connectivity import fewest_weights
 from synflow.errors import SynflowError
 from synflow.linearization import Arithmetic, NoRuleError, active_mode
 from synflow.measurement import measure
@@ -243,3 +244,21 @@ def test_a_frozen_trunk_is_still_followed():
     net = Function(forward, trunk=nn.Linear(3, 4), head=nn.Linear(4, 2))
     assert measure(open_network(net, X)).scores["trunk.weight"].min() > 0
     assert synflow.certify(net, synflow.prune(net, X, compression=10), X).connected
+
+
+def test_a_window_takes_a_sum_that_its_exponent_cannot_hold():
+    """A slice of a long way, to which a short one is added in place (as in GhostNet), when weights per path count."""
+
+    class Ghost(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+            self.short, self.head = nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)
+
+        def forward(self, x):
+            y = self.c(self.b(self.a(x)))[:, :3]
+            y += self.short(x)
+            return self.head(y)
+
+    network = open_network(Ghost(), torch.ones(1, 4))
+    assert fewest_weights(network) == 2

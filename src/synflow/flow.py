@@ -138,3 +138,21 @@ def both(items: Iterable[Flow]) -> Degrees | None:
     # Products of products double the numbers at each level; beyond a million only "many" matters.
     low = np.minimum(np.sum([low for low, _ in known], axis=0), MANY)
     return low, np.minimum(np.sum([high for _, high in known], axis=0), MANY)
+
+
+class _Saturate(torch.autograd.Function):
+    """One where positive, forward and backward: with non-negative terms nothing cancels, so this is reachability."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor) -> Tensor:
+        return (data > 0).to(data.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return (gradients[0] > 0).to(gradients[0].dtype)
+
+
+def saturated(data: Tensor) -> Tensor:
+    """One where the data is positive, zero elsewhere; gradients likewise."""
+    result: Tensor = _Saturate.apply(data)
+    return result

@@ -67,24 +67,6 @@ class Arithmetic:
     folding: bool = False
 
 
-class _Saturate(torch.autograd.Function):
-    """One where positive, forward and backward: with non-negative terms nothing cancels, so this is reachability."""
-
-    @staticmethod
-    def forward(ctx: Any, data: Tensor) -> Tensor:
-        return (data > 0).to(data.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return (gradients[0] > 0).to(gradients[0].dtype)
-
-
-def saturated(data: Tensor) -> Tensor:
-    """One where the data is positive, zero elsewhere; gradients likewise."""
-    result: Tensor = _Saturate.apply(data)
-    return result
-
-
 class _Active(threading.local):
     mode: LinearizationMode | None = None
 
@@ -306,7 +288,10 @@ class LinearizationMode(SafeMode):
             target = as_flow(target, value.exponent)
         assert isinstance(target, Flow)
         shift = value.exponent - target.exponent
-        if abs(shift) > 40 and not target._is_view():
+        if abs(shift) > 40:
+            if target._is_view():
+                # A window shares its exponent with the whole, where this would not fit. `x += y` takes what returns.
+                return value
             target.exponent, shift = value.exponent, 0
         target.copy_(scaled(value, shift).to(target.dtype))
         target.degrees = value.degrees

@@ -8,8 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flow import Flow, as_flow, both, common_exponent, either, fixed, flows, leaves, mapped, normalised, scaled
-from ..linearization import active_mode, arithmetic, saturated
+from ..flow import (
+    Flow,
+    as_flow,
+    both,
+    common_exponent,
+    either,
+    fixed,
+    flows,
+    leaves,
+    mapped,
+    normalised,
+    saturated,
+    scaled,
+)
+from ..linearization import active_mode, arithmetic
 
 # An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add.
 BLOCKING = -1e4
