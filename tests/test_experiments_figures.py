@@ -70,6 +70,10 @@ def test_paper_scale_is_the_papers():
     assert {(c.model, c.dataset, c.images_per_class) for c in fig2} == {("vgg19", "imagenet", 10)}
     assert max(c.compression for c in fig2) == 10**6
     assert all(c.steps is None for c in fig2)
+    fig10 = configs_of("fig10", "paper")
+    assert {(c.model, c.dataset) for c in fig10} == {("vgg19", "imagenet")}
+    assert {c.schedule for c in fig10} == {"linear_density", "exponential"}
+    assert len(fig10) == 2 * 11 * 6
 
 
 def test_estimates_add_up():

@@ -29,8 +29,11 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
     with canvas(width=4.2, height=2.4) as (figure, axes):
         panel = axes[0][0]
         seconds = [outcome["prune_seconds"] for outcome in found.values()]
-        panel.barh([LABELS[m] for m in found], seconds, color=[COLOURS[m] for m in found])
-        panel.set(xscale="log", xlabel="seconds on this machine")
+        bars = panel.barh([LABELS[m] for m in found], seconds, color=[COLOURS[m] for m in found])
+        panel.bar_label(bars, [f"{value:.3g}" for value in seconds], padding=3)
+        panel.margins(x=0.12)
+        panel.invert_yaxis()
+        panel.set_xlabel("seconds on this machine")
         paths = save(figure, folder, "cost")
     table = [
         {
