@@ -66,10 +66,12 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
                     for x, y, whole in runs
                 ]  # fmt: skip
             panel.axhline(1, color="black", linestyle=":", linewidth=1)
-            panel.set(yscale="log", title=f"{SCHEDULES[schedule]} schedule", xlabel="steps")
+            panel.set(yscale="log", title=SCHEDULES[schedule], xlabel="steps")
             panel.set_ylim(min(*everything, 1) / 1.5, max(*everything, 1) * 1.5)
         axes[0][0].set_ylabel("largest prune size / cut size")
-        axes[0][-1].legend(fontsize=8, title="compression", title_fontsize=8, ncols=2)
+        # Beside the panels: inside, some curve is always in the way.
+        lines = axes[0][0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside right center", fontsize=8, title="compression", title_fontsize=8)
         paths = save(figure, folder, "fig10")
     notes = ("crosses: a layer lost all its weights", "linear: the same number of weights at each step")
     return Drawing(tuple(paths), table, notes)
