@@ -104,7 +104,7 @@ def shortest_path(
 
     A weight counts once per use; `heavy` prefers large weights, otherwise those that are used most often stay.
     """
-    magnitudes = absolute(network, masks) if heavy else _ones(network, masks)
+    magnitudes = absolute(network, masks) if heavy else {n: one.clone() for n, one in _ones(network, masks).items()}
     current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
     # Without sources, with them, or (where masks hide every shortest way) without counting weights.
     for tiny, sources in ((_TINY, False), (_TINY, True), (0, True)):
@@ -147,8 +147,11 @@ def _thinned(
 
 
 def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
     return {
-        name: torch.ones_like(weight, dtype=torch.float32) if masks is None else masks[name].to(torch.float32)
+        name: weight.new_ones((), dtype=torch.float32).expand(weight.shape)
+        if masks is None or bool(masks[name].all())
+        else masks[name].to(torch.float32)
         for name, weight in network.weights.items()
     }
 
