@@ -32,7 +32,7 @@ from .memory import peak_memory
 from .network import arguments, move
 from .onnx_export import export_onnx, feeds, onnx_session
 
-__all__ = ["bench"]
+__all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
 
 Run = Callable[[], object]
 # Task, batch size, and how to get it ready: copies of models and sessions live only while they are measured.
@@ -70,16 +70,18 @@ def bench(
     with _threads(threads):
         variants = _variants(model, masks, example, small, channels_last)
         device = next(model.parameters()).device
-        inputs = {n: _batch(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
+        inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
         with tempfile.TemporaryDirectory() as folder:
             files = {}
             if onnx or openvino:
                 files = {name: export_onnx(m, example, Path(folder, f"{name}.onnx")) for name, m in variants.items()}
             plans: list[Plan] = []
             for size in train_batches:
-                plans.append(("training step", size, partial(_each, _training, variants, inputs[size], loss, compile)))
+                plans.append(
+                    ("training step", size, partial(_each, training_run, variants, inputs[size], loss, compile))
+                )
             for size in inference_batches:
-                plans.append(("inference", size, partial(_each, _inference, variants, inputs[size], compile)))
+                plans.append(("inference", size, partial(_each, inference_run, variants, inputs[size], compile)))
             for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
                 if onnx if task == "onnxruntime" else openvino:
                     plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
@@ -107,7 +109,7 @@ def _variants(
     return variants
 
 
-def _batch(example: Any, size: int, channels_last: bool) -> Any:
+def enlarged(example: Any, size: int, channels_last: bool) -> Any:
     """The example repeated or cut to a batch of this size."""
 
     def fill(leaf: Any) -> Any:
@@ -127,7 +129,8 @@ def _mean_square(outputs: Any) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
+def training_run(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
+    """A training step of a copy: forward, backward, SGD with momentum."""
     twin = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
     args, kwargs = arguments(inputs)
@@ -141,7 +144,8 @@ def _training(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | Non
     return step
 
 
-def _inference(model: nn.Module, inputs: Any, compiled: bool) -> Run:
+def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
+    """A call of a copy in eval mode, its masks baked in."""
     twin = copy.deepcopy(model)
     bake(twin)
     twin.eval()
@@ -183,11 +187,11 @@ def _measure(plans: list[Plan], count: int, repeats: int, warmup: int, progress:
             for name, run in runs.items():
                 for _ in range(warmup):
                     run()
-                loops[name] = max(1, round(SHORTEST / max(_timed(run, 1), 1e-9)))
+                loops[name] = max(1, round(SHORTEST / max(clocked(run, 1), 1e-9)))
             seconds: dict[str, list[float]] = {name: [] for name in runs}
             for _ in range(repeats):
                 for name, run in runs.items():
-                    seconds[name].append(_timed(run, loops[name]))
+                    seconds[name].append(clocked(run, loops[name]))
                     bar.update()
             dense = statistics.median(seconds["dense"])
             for name, values in seconds.items():
@@ -195,7 +199,8 @@ def _measure(plans: list[Plan], count: int, repeats: int, warmup: int, progress:
                 yield Timing(task, size, name, middle, low, high, dense / middle)
 
 
-def _timed(run: Run, loops: int) -> float:
+def clocked(run: Run, loops: int) -> float:
+    """Seconds of one call, over several."""
     _wait()
     start = time.perf_counter()
     for _ in range(loops):
@@ -233,7 +238,7 @@ def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
     plain = copy.deepcopy(model)
     bake(plain)
     plain.eval()
-    args, kwargs = arguments(move(_batch(example, 1, False), next(plain.parameters()).device))
+    args, kwargs = arguments(move(enlarged(example, 1, False), next(plain.parameters()).device))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         plain(*args, **kwargs)
     weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..benchmark_results import Benchmark
-from ..benchmarking import SHORTEST, _batch, _inference, _timed, _training, bench
+from ..benchmarking import SHORTEST, bench, clocked, enlarged, inference_run, training_run
 from ..pruning import Masks
 
 __all__ = ["Speed"]
@@ -25,7 +25,7 @@ class Speed:
 
     def __init__(self, model: nn.Module, example: Any, task: str, batch: int) -> None:
         self.model, self.example, self.task, self.batch = model, example, task, batch
-        self.inputs = _batch(example, batch, False)
+        self.inputs = enlarged(example, batch, False)
         self.dense = self._ready(model)
         self.dense()
 
@@ -51,11 +51,11 @@ class Speed:
     def _ratios(self, small: nn.Module) -> list[float]:
         runs = (self.dense, self._ready(small))
         runs[1]()
-        many = [max(1, round(SHORTEST / max(_timed(run, 1), 1e-9))) for run in runs]
-        turns = [[_timed(run, loops) for run, loops in zip(runs, many, strict=True)] for _ in range(TURNS)]
+        many = [max(1, round(SHORTEST / max(clocked(run, 1), 1e-9))) for run in runs]
+        turns = [[clocked(run, loops) for run, loops in zip(runs, many, strict=True)] for _ in range(TURNS)]
         return [dense / compact for dense, compact in turns]
 
     def _ready(self, model: nn.Module) -> Any:
         if self.task == "training step":
-            return _training(model, self.inputs, None, False)
-        return _inference(model, self.inputs, False)
+            return training_run(model, self.inputs, None, False)
+        return inference_run(model, self.inputs, False)
