@@ -117,7 +117,7 @@ class Survivors:
             if name in self.origin:
                 room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
                 full[name] = room
-                room.view(-1).index_copy_(0, self.origin[name], tensor.reshape(-1))
+                room.view(-1).index_copy_(0, self.origin[name].long(), tensor.reshape(-1))
         return full
 
     def whole_masks(self) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class Survivors:
         for name in self.masks:
             part = masks[name]
             if name in self.origin:
-                part = part.view(-1)[self.origin[name]].view(self.masks[name].shape)
+                part = _taken(part, self.origin[name].view(self.masks[name].shape))
             self.masks[name].copy_(part)
             self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
         self.count = count(masks)
@@ -177,7 +177,7 @@ class Survivors:
         for name, inside in places.items():
             self._leave(name, inside)
             flat = inside.reshape(-1)
-            self.origin[name] = self.origin[name][flat] if name in self.origin else flat
+            self.origin[name] = _taken(self.origin[name], flat) if name in self.origin else flat
         self.masks = {name: _taken(mask, places.get(name)) for name, mask in self.masks.items()}
         self.small, self.magnitudes, self._model = small, magnitudes, model
         self._places, self._outline = {}, None
@@ -185,12 +185,12 @@ class Survivors:
     def _leave(self, name: str, inside: Tensor) -> None:
         """Note the kept weights of a tensor that will not be in the cut network."""
         idle = self.masks[name].reshape(-1).clone()
-        idle[inside.reshape(-1)] = False
+        idle.index_fill_(0, inside.reshape(-1).long(), False)
         positions = torch.nonzero(idle).view(-1)
         if not len(positions):
             return
         if name in self.origin:
-            positions = self.origin[name][positions]
+            positions = self.origin[name][positions].long()
         before = self._outside.get(name)
         self._outside[name] = positions if before is None else torch.cat([before, positions])
         self._idle += len(positions)
@@ -204,8 +204,10 @@ def _places(like: Tensor, kept: Mapping[int, Any]) -> Tensor:
     """Flat positions of the kept part of a tensor, in its shape."""
     from .compaction.surgery import cut
 
-    return cut(torch.arange(like.numel(), device=like.device).view(like.shape), kept)
+    # Four bytes where they do, eight where they must.
+    kind = torch.int32 if like.numel() < 1 << 31 else torch.int64
+    return cut(torch.arange(like.numel(), dtype=kind, device=like.device).view(like.shape), kept)
 
 
 def _taken(tensor: Tensor, places: Tensor | None) -> Tensor:
-    return tensor if places is None else tensor.reshape(-1).take(places)
+    return tensor if places is None else tensor.reshape(-1).index_select(0, places.reshape(-1)).view(places.shape)
