@@ -1,6 +1,7 @@
 """Shared set-up: one torch thread per worker, and a CUDA-linked torchvision made importable on a CPU torch."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 cure_torchvision()
+
+# Started in the background of a shell, tests inherit that Ctrl-C is ignored, and so would the programs they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test` runs each law on SYNFLOW_EXAMPLES networks, `make fuzz` on many more.
 settings.register_profile(
