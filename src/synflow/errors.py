@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MissingExtraError", "SynflowError", "choose", "need"]
+__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "need"]
 
 
 class SynflowError(ValueError):
@@ -15,6 +15,18 @@ class SynflowError(ValueError):
 
 class MissingExtraError(SynflowError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class PruningInterrupt(KeyboardInterrupt):
+    """Ctrl-C while pruning: `reached` says how far it came, the message also that nothing was changed.
+
+    >>> print(PruningInterrupt("2 of 5 steps, at density 0.5"))
+    pruning was interrupted after 2 of 5 steps, at density 0.5; the model is unchanged
+    """
+
+    def __init__(self, reached: str) -> None:
+        super().__init__(f"pruning was interrupted after {reached}; the model is unchanged")
+        self.reached = reached
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -168,7 +168,8 @@ def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
 
 def _common(spreads: Sequence[Spread], memory: dict[Any, Any]) -> tuple[Spread, list[list[Tensor | None]]]:
     """Kinds that tell apart whatever one of the spreads does, and for each spread where its kinds went."""
-    common, maps = [], [[] for _ in spreads]  # type: ignore[var-annotated]
+    common: list[Tensor] = []
+    maps: list[list[Tensor | None]] = [[] for _ in spreads]
     for dim in range(2):
         parts = [spread[dim] for spread in spreads]
         key = ("fold", *map(id, parts))

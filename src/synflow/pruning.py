@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .allocation import Scope
-from .errors import choose
+from .errors import PruningInterrupt, choose
 from .flow_pruning import flow_steps
 from .network import Batch, Loss
 from .plans import Plan, allocate, checked_masks, make_plan, open_for
@@ -144,9 +144,7 @@ def _shown(plan: Plan, progress: bool, hold: bool) -> Iterator[Step]:
                 yield step
         except KeyboardInterrupt as interrupt:
             steps = f"{done} steps" if total is None else f"{done} of {total} steps"
-            raise KeyboardInterrupt(
-                f"pruning was interrupted after {steps}, at density {density:.4g}; the model is unchanged"
-            ) from interrupt
+            raise PruningInterrupt(f"{steps}, at density {density:.4g}") from interrupt
 
 
 def _steps(plan: Plan, hold: bool) -> Iterator[Step]:

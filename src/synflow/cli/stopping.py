@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..errors import PruningInterrupt
+
 __all__ = ["Milestones", "told_how_far"]
 
 
@@ -21,6 +23,5 @@ def told_how_far() -> Iterator[Milestones]:
     try:
         yield milestones
     except KeyboardInterrupt as stop:
-        pruning = str(stop).removeprefix("pruning was interrupted ").partition(";")[0]
-        where = milestones.last or pruning
+        where = milestones.last or (f"after {stop.reached}" if isinstance(stop, PruningInterrupt) else "")
         raise KeyboardInterrupt(f" {where}; nothing was written" if where else "; nothing was written") from stop

@@ -16,6 +16,10 @@ from .units import Axes, Units
 __all__ = ["Coupling", "beside", "levelled", "lifted"]
 
 
+class UnfollowedError(Exception):
+    """A form of an operation in which units cannot be followed; the message names it."""
+
+
 @dataclass
 class Coupling:
     """The units of every tensor on a tape, and the sums over them.

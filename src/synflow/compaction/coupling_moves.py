@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .coupling import Coupling, beside, levelled, lifted
+from .coupling import Coupling, UnfollowedError, beside, levelled, lifted
 from .movement import factor, gather, lift, permutation, stretches, touched
 from .tape import Step
 from .units import Axes, common_shape, shrunk, spread
@@ -177,7 +177,7 @@ def index(c: Coupling, step: Step) -> None:
     table = indices[given[0]] if len(given) == 1 else None
     numbers = None if table is None else c.tape.constants.get(table.number)
     if numbers is None or numbers.dtype == torch.bool:
-        raise NotImplementedError("indexing by several tables or by a mask")
+        raise UnfollowedError("several tables or a mask")
     dim = given[0]
     c.freeze(step.inputs[0], [dim], "it is looked up by number")
     left = levelled(c, source, [dim])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from . import coupling_moves as moves
 from .contractions import CONTRACTIONS, contraction
-from .coupling import Coupling, beside, levelled
+from .coupling import Coupling, UnfollowedError, beside, levelled
 from .coupling_products import convolution, matrix_product
 from .liveness import batch_norm_parts, reduced
 from .operations import (
@@ -39,20 +39,29 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
     for step in tape.steps:
         if step.inputs and coupling.weights.issuperset(step.inputs):
             coupling.weights.update(step.outputs)
-        rule = _RULES.get(step.name)
-        try:
-            if rule is None:
-                raise NotImplementedError
-            rule(coupling, step)
-        except Exception as cause:  # keep what it touches rather than refuse the model
-            known = rule is None or isinstance(cause, NotImplementedError)
-            why = "" if known else f" that can deal with this ({type(cause).__name__}: {cause})"
-            coupling.freeze_all(step.inputs, f"there is no rule for the operation {step.name}{why}")
+        reason = _not_followed(coupling, step)
+        if reason is not None:  # keep what it touches rather than refuse the model
+            coupling.freeze_all(step.inputs, reason)
             for number in step.outputs:
                 coupling.axes[number] = [None] * len(tape.shapes[number])
     for number in tape.outputs:
         coupling.freeze_all([number], "it is an output of the model")
     return coupling
+
+
+def _not_followed(coupling: Coupling, step: Step) -> str | None:
+    """Follow the units through a step, or say why that cannot be done."""
+    missing, rule = f"there is no rule for the operation {step.name}", _RULES.get(step.name)
+    if rule is None:
+        return missing
+    try:
+        rule(coupling, step)
+    except UnfollowedError as form:
+        return f"{missing} with {form}"
+    # Whatever a rule stumbles over, the model is not refused for it.
+    except Exception as cause:
+        return f"{missing} that can deal with this ({type(cause).__name__}: {cause})"
+    return None
 
 
 def _product(c: Coupling, step: Step) -> None:
