@@ -1,10 +1,11 @@
 """Does the cost of pruning grow with the number of weights, and no faster? From a million weights to billions.
 
-    python benchmarks/scale.py [--only PATTERN ...] [--steps N] [--json FILE]
+    python benchmarks/scale.py [--only PATTERN ...] [--steps N] [--compression X] [--json FILE]
 
-Each network is pruned in a process of its own: seconds per step, and the most memory held beyond the weights, as a
-share of the weights' own bytes. The exponent of time over weights is fitted over the rows of a kind. The last row has
-more than 2**31 prunable weights.
+Each network is pruned in a process of its own: seconds per measurement of the flow with its selection (a step takes
+several where it has to be done in parts), and the most memory held beyond the weights, as a share of the weights' own
+bytes. The exponent of time over weights is fitted over the rows of a kind. The last row has more than 2**31 prunable
+weights.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from pruning import status
 from torch import Tensor, nn
 
 import synflow
-
-COMPRESSION = 10.0
 
 
 class Block(nn.Module):
@@ -98,7 +97,7 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return model, example if example.dtype == torch.long else torch.ones(1, width)
 
 
-def examine(name: str, steps: int) -> dict[str, Any]:
+def examine(name: str, steps: int, compression: float) -> dict[str, Any]:
     """Prune one network, in this process."""
     warm = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     synflow.prune(warm, torch.ones(1, 64), compression=2, steps=2)
@@ -107,12 +106,14 @@ def examine(name: str, steps: int) -> dict[str, Any]:
     held = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     Path("/proc/self/clear_refs").write_text("5")
     before, start = status("VmRSS"), time.perf_counter()
-    masks = synflow.prune(model, example, compression=COMPRESSION, steps=steps)
+    masks = synflow.prune(model, example, compression=compression, steps=steps)
     seconds, most = time.perf_counter() - start, status("VmHWM") - before
     kept = sum(int(np.count_nonzero(mask.numpy())) for mask in masks.values())
+    passes = sum(step.substeps for step in masks.steps)
     return {
         "case": name, "weights": size, "type": str(CASES[name][3]).removeprefix("torch."), "steps": steps,
-        "seconds": seconds, "per_step": seconds / steps, "kept": kept, "exact": kept == round(size / COMPRESSION),
+        "compression": compression, "seconds": seconds, "passes": passes, "per_pass": seconds / passes,
+        "kept": kept, "exact": kept == round(size / compression),
         "extra": most / held, "gigabytes": (before + most) / 2**30,
         "masks_and_weights": (held + size) / held,
     }  # fmt: skip
@@ -120,18 +121,19 @@ def examine(name: str, steps: int) -> dict[str, Any]:
 
 def exponent(rows: list[dict[str, Any]]) -> float:
     """The slope of log time over log weights."""
-    sizes, times = ([np.log(row[key]) for row in rows] for key in ("weights", "per_step"))
+    sizes, times = ([np.log(row[key]) for row in rows] for key in ("weights", "per_pass"))
     return float(np.polyfit(sizes, times, 1)[0])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| network | weights | type | s per step | beyond the weights | GiB in all | kept | exact |",
-        "|---|--:|---|--:|--:|--:|--:|---|",
+        "| network | weights | type | steps | measurements | s each | beyond the weights | GiB in all | kept | exact |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['case']} | {row['weights']:,} | {row['type']} | {row['per_step']:.3g} | {row['extra']:.2f}x | "
+            f"| {row['case']} | {row['weights']:,} | {row['type']} | {row['steps']} | {row['passes']} | "
+            f"{row['per_pass']:.3g} | {row['extra']:.2f}x | "
             f"{row['gigabytes']:.1f} | {row['kept']:,} | {'yes' if row['exact'] else '**no**'} |"
         )
     for kind in ("mlp", "llama"):
@@ -145,11 +147,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help=f"of {', '.join(CASES)}")
     parser.add_argument("--steps", type=int, default=20, help="pruning steps (default: %(default)s)")
+    parser.add_argument("--compression", type=float, default=10.0, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, help="rows are added to those in this file, and all are shown")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(examine(options.one, options.steps)))
+        print(json.dumps(examine(options.one, options.steps, options.compression)))
         return 0
     rows: dict[str, dict[str, Any]] = {}
     if options.json and options.json.exists():
@@ -157,9 +160,10 @@ def main() -> int:
     for name in CASES:
         if any(fnmatchcase(name, pattern) for pattern in options.only):
             command = [sys.executable, __file__, "--one", name, "--steps", str(options.steps)]
+            command += ["--compression", str(options.compression)]
             answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             rows[name] = json.loads(answer.splitlines()[-1])
-            print(f"{name}: {rows[name]['per_step']:.3g} s per step", file=sys.stderr, flush=True)
+            print(f"{name}: {rows[name]['per_pass']:.3g} s per measurement", file=sys.stderr, flush=True)
             if options.json:
                 options.json.write_text(json.dumps({"torch": torch.__version__, "rows": list(rows.values())}, indent=1))
     print(table([rows[name] for name in CASES if name in rows]))

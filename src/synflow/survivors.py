@@ -156,13 +156,11 @@ class Survivors:
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)
-        cut = cut_down(self._outline, self.masks)
-        kept = {name: cut.kept[name] for name in self.masks if name in cut.kept}
-        places = {name: _places(self.masks[name], kept[name]) for name in kept}
-        sizes = {name: places[name].numel() if name in kept else mask.numel() for name, mask in self.masks.items()}
-        if sum(sizes.values()) > WORTH * sum(mask.numel() for mask in self.masks.values()):
+        cut = cut_down(self._outline, self.masks, WORTH)
+        places = {name: _places(mask, cut.kept[name]) for name, mask in self.masks.items() if name in cut.kept}
+        if not places:
             return
-        model, chosen = cut.apply(self._model), set(self.masks)
+        model, chosen = cut.apply(self._model, self.masks), set(self.masks)
         small = open_network(
             model, self.network.example, select=lambda name, _: name in chosen,
             seed=self.network.seed, score_name=self.network.score_name,
@@ -173,7 +171,7 @@ class Survivors:
         if not math.isclose(before.log2, after.log2, abs_tol=SAME * 1.5):
             self._stop(f"its flow changes from 2^{before.log2} to 2^{after.log2}")
             return
-        log.debug("goes on with %d of %d weights held", sum(sizes.values()), self.network.size)
+        log.debug("goes on with %d of %d weights held", small.size, self.network.size)
         for name, inside in places.items():
             self._leave(name, inside)
             flat = inside.reshape(-1)

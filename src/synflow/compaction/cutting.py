@@ -7,7 +7,7 @@ left; those of the weights that were cut are zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from .operations import VIEWS
 from .plan import POLICIES, kept_indices, remembered_sizes
 from .proof import alive_as_it_is
 from .removal import choose_units
-from .surgery import Indices, shrink, tensors
+from .surgery import Indices, shrink, size, tensors
 from .tape import Tape, mark_outputs, recording, tensors_in
 
 __all__ = ["Cut", "Outline", "cut_down", "outline"]
@@ -47,10 +47,10 @@ class Cut:
     kept: dict[str, dict[int, Indices]]
     attributes: dict[str, dict[str, int]]
 
-    def apply(self, model: Model) -> Model:
-        """A smaller copy of a model; parameters that lose nothing are shared with it."""
+    def apply(self, model: Model, hollow: Container[str] = ()) -> Model:
+        """A smaller copy of a model; parameters that lose nothing are shared with it, `hollow` ones become zeros."""
         small = private_copy(model)
-        shrink(small, self.kept, self.attributes)
+        shrink(small, self.kept, self.attributes, hollow)
         return small  # type: ignore[return-value]
 
 
@@ -64,8 +64,8 @@ def outline(model: nn.Module, example: Any) -> Outline:
     return Outline(work, example, couple(tape.used(), flexible))
 
 
-def cut_down(known: Outline, masks: Mapping[str, Tensor]) -> Cut:
-    """What is left of a network under masks by the names of its parameters.
+def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0) -> Cut:
+    """What is left of a network under masks by the names of its parameters; nothing is cut where more than a share is.
 
     Where code reshapes to sizes of its own, so that the cut network would not run, heads and the like stay whole.
 
@@ -82,8 +82,11 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor]) -> Cut:
     for frozen in _less_and_less(known):
         gone = choose_units(coupling, alive, dict.fromkeys(frozen, "it is reshaped"))
         kept, _ = kept_indices(coupling, gone)
+        left = sum(size(mask.shape, kept.get(name, {})).numel() for name, mask in masks.items())
+        if left > share * sum(mask.numel() for mask in masks.values()):
+            break  # with more frozen, even more would be left
         cut = Cut(kept, remembered_sizes(known.model, coupling, gone, POLICIES[0]))
-        if not kept or _runs(cut.apply(known.model), known):
+        if not kept or _runs(cut.apply(known.model, masks), known):
             return cut
     return Cut({}, {})
 

@@ -52,10 +52,10 @@ class State:
                 self.feel(number, torch.ones([1] * len(self.tape.shapes[number]), dtype=torch.bool))
 
 
-def look(tape: Tape, zero: Mapping[int, Tensor], back: bool = True) -> State:
-    """What may be nonzero where these leaves are zero in these places, and, looking back, what has a gradient."""
+def look(tape: Tape, alive: Mapping[int, Tensor], back: bool = True) -> State:
+    """What may be nonzero where these leaves are only in these places, and, looking back, what has a gradient."""
     contractions = {i: c for i, step in enumerate(tape.steps) if (c := contraction(step, tape)) is not None}
-    state = State(tape, {n: ~z for n, z in zero.items()}, {}, contractions)
+    state = State(tape, dict(alive), {}, contractions)
     for place, step in enumerate(tape.steps):
         try:
             _forward(state, place, step)

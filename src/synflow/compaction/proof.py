@@ -38,7 +38,7 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
         elif not isinstance(leaves[name], torch.nn.Parameter):
             settled[number] = zero[number]
     while True:
-        state = look(tape, zero)
+        state = look(tape, {number: ~plane for number, plane in zero.items()})
         changed = False
         for number, plane in zero.items():
             woken = plane & state.gradient(number).expand(plane.shape)
@@ -60,25 +60,30 @@ def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str,
     weights that are zero everywhere count as ones.
     """
     kernels, shifts = _kernels(tape), _shifts(tape)
-    zero: dict[int, Tensor] = {}
+    alive: dict[int, Tensor] = {}
     for number, name in tape.leaves.items():
         if name in masks:
-            zero[number] = _everywhere(~masks[name], number in kernels)
+            alive[number] = _anywhere(masks[name], number in kernels)
         elif number in shifts and number not in tape.written:
-            zero[number] = leaves[name] == 0
-    return look(tape, zero, back=False).alive
+            alive[number] = leaves[name] != 0
+    return look(tape, alive, back=False).alive
 
 
 def _everywhere(zero: Tensor, kernel: bool) -> Tensor:
     """Kernels of convolutions are told apart by channels only, which saves looking at every weight again and again."""
-    if not kernel or zero.dim() <= 2:
-        return zero
-    flat = zero.reshape(*zero.shape[:2], -1)
-    if zero.device.type == "cpu":  # torch's own `all` takes twice as long
-        folded = flat.view(torch.uint8).amin(-1).bool()
+    return ~_anywhere(~zero, kernel) if kernel else zero
+
+
+def _anywhere(alive: Tensor, kernel: bool) -> Tensor:
+    """The same, for where weights are not zero."""
+    if not kernel or alive.dim() <= 2:
+        return alive
+    flat = alive.reshape(*alive.shape[:2], -1)
+    if alive.device.type == "cpu":  # torch's own `any` takes twice as long
+        folded = flat.view(torch.uint8).amax(-1).bool()
     else:
-        folded = flat.all(-1)
-    return folded.reshape(*zero.shape[:2], *[1] * (zero.dim() - 2))
+        folded = flat.any(-1)
+    return folded.reshape(*alive.shape[:2], *[1] * (alive.dim() - 2))
 
 
 def _kernels(tape: Tape) -> set[int]:

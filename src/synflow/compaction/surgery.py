@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
 from .attention import CompactAttention, Indices
 
-__all__ = ["Indices", "Kept", "cut", "paste", "shrink", "tensors"]
+__all__ = ["Indices", "Kept", "cut", "paste", "shrink", "size", "tensors"]
 
 Kept = Mapping[str, Mapping[int, Indices]]
 
@@ -57,8 +58,25 @@ def paste(part: Tensor, whole: Tensor, kept: Mapping[int, Indices]) -> Tensor:
     return flat.reshape(whole.shape)
 
 
-def shrink(model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Cut a model in place, and set the attributes given by module path."""
+def size(whole: torch.Size, kept: Mapping[int, Indices]) -> torch.Size:
+    """The shape of the part that is kept.
+
+    >>> size(torch.Size([2, 3]), {1: [0, 2]})
+    torch.Size([2, 2])
+    """
+    sizes = list(whole)
+    for dim, indices in kept.items():
+        sizes[dim] = len(indices[0]) if indices and isinstance(indices[0], list) else len(indices)
+    return torch.Size(sizes)
+
+
+def shrink(
+    model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, Any]], hollow: Container[str] = ()
+) -> None:
+    """Cut a model in place, and set the attributes given by module path.
+
+    Where only shapes matter, `hollow` parameters become zeros, which take no memory.
+    """
     names = {id(tensor): name for name, tensor in reversed(list(tensors(model).items()))}
     parts: dict[str, Tensor] = {}
     for module in model.modules():
@@ -69,7 +87,7 @@ def shrink(model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, A
                 if tensor is None or name is None or name not in kept:
                     continue
                 if name not in parts:  # a tied weight stays tied
-                    parts[name] = _part(tensor, kept[name])
+                    parts[name] = _hollow(tensor, kept[name]) if name in hollow else _part(tensor, kept[name])
                 slots[own] = parts[name]  # type: ignore[assignment]
                 touched[own] = kept[name]
         if touched:
@@ -90,6 +108,17 @@ def _part(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
     if part.dim() in (4, 5) and tensor.stride(1) == 1 and not tensor.is_contiguous():
         part = part.contiguous(memory_format=torch.channels_last if part.dim() == 4 else torch.channels_last_3d)
     return nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part
+
+
+def _hollow(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
+    shape = size(tensor.shape, kept)
+    if tensor.device.type == "cpu":
+        # The system hands out pages of zeros when they are written to, and these never are.
+        zeros = torch.from_numpy(np.zeros(shape.numel() * tensor.element_size(), np.uint8))
+        zeros = zeros.view(tensor.dtype).view(shape)
+    else:
+        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    return nn.Parameter(zeros, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else zeros
 
 
 def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> None:
