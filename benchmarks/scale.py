@@ -137,9 +137,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['gigabytes']:.1f} | {row['kept']:,} | {'yes' if row['exact'] else '**no**'} |"
         )
     for kind in ("mlp", "llama"):
-        chosen = [row for row in rows if row["case"].startswith(kind) and row["weights"] >= 1e7]
+        chosen = [row for row in rows if row["case"].startswith(kind) and row["weights"] >= 5e6]
         if len(chosen) > 1:
-            lines += ["", f"{kind}: time grows as weights to the power {exponent(chosen):.2f} (from 10 M weights on)."]
+            lines += ["", f"{kind}: time grows as weights to the power {exponent(chosen):.2f} (from 9 M weights on)."]
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ def test_compression_below_one(compression):
 
 
 def test_compression_above_the_number_of_weights():
-    refuse(r"compression 1000 of 69 weights leaves none; the most is 69x", compression=1000)
+    refuse(r"compression 1000 of 69 weights leaves none; the most that leaves a path is \d+", compression=1000)
 
 
 @pytest.mark.parametrize("score", ["synflow", "magnitude", "random"])

@@ -54,7 +54,8 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
                 scores = left.whole(scored.whole()) if hold else {}
             part, complete = _part(plan, left, flow, scored, keep, rescue)
             substeps, lost = substeps + 1, part if math.isnan(part) else max(lost, part)
-        masks = left.whole_masks() if hold or index == plan.steps else {}
+        last = index == plan.steps
+        masks = left.whole_masks(last) if hold or last else {}
         yield Step(index, keep / size, keep, log2, lost, substeps, masks, scores)
 
 
@@ -97,7 +98,7 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         if plan.steps is not None and index == plan.steps:
             raise SynflowError(
                 f"{plan.steps} certified steps at margin {plan.margin} leave {left.count} of {size} weights, not yet "
-                f"{plan.keep}; allow more steps (steps=None sets no limit) or a larger margin"
+                f"{plan.keep}; allow more steps (without a number of steps there is no limit) or a larger margin"
             )
         index += 1
         flow, scored = _measured(plan, left)
@@ -109,7 +110,8 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
             part = going.total / bound
         else:
             part = _careful(plan, left, flow, scored, plan.keep, always=True).pruned_fraction
-        masks = left.whole_masks() if hold or left.count <= plan.keep else {}
+        last = left.count <= plan.keep
+        masks = left.whole_masks(last) if hold or last else {}
         yield Step(index, left.count / size, left.count, flow.log2, part, 1, masks, scores)
 
 

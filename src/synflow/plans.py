@@ -129,7 +129,8 @@ def _target_density(compression: float | None, density: float | None) -> float:
 def _check_target(network: Network, keep: int, start: int, density: float) -> None:
     if keep < 1:
         raise SynflowError(
-            f"compression {1 / density:g} of {network.size} weights leaves none; the most is {network.size}x"
+            f"compression {1 / density:g} of {network.size} weights leaves none; the most that leaves a path is "
+            f"{network.size / (fewest_weights(network) or 1):g}"
         )
     if keep > start:
         raise SynflowError(
@@ -165,8 +166,11 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
 
 @plain_tensors
 def checked_masks(masks: Mapping[str, Tensor] | None, network: Network) -> dict[str, Tensor]:
-    """Masks for every prunable weight: all ones by default, the given ones if they fit."""
-    full = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    """Masks for every prunable weight, to be read: all ones by default, in no memory, the given ones if they fit."""
+    full = {
+        name: torch.ones((), dtype=torch.bool, device=weight.device).expand(weight.shape)
+        for name, weight in network.weights.items()
+    }
     if masks is None:
         return full
     unknown = sorted(set(masks) - set(full))

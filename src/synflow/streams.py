@@ -27,6 +27,8 @@ def count(masks: Tensors) -> int:
 
 def count_true(mask: Tensor) -> int:
     """The number of True in a mask."""
+    if mask.numel() and not any(mask.stride()):  # one element stands for all
+        return mask.numel() * int(mask[(0,) * mask.dim()])
     if mask.device.type == "cpu":
         return int(np.count_nonzero(mask.detach().numpy()))  # many times faster than a sum over booleans
     return int(torch.count_nonzero(mask))

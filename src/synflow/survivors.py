@@ -120,10 +120,10 @@ class Survivors:
                 room.view(-1).index_copy_(0, self.origin[name].long(), tensor.reshape(-1))
         return full
 
-    def whole_masks(self) -> dict[str, Tensor]:
-        """The masks of the whole network, in tensors of their own."""
-        full = {name: mask.clone() if name not in self.origin else mask for name, mask in self.masks.items()}
-        full = self.whole(full)
+    def whole_masks(self, last: bool = False) -> dict[str, Tensor]:
+        """The masks of the whole network, in tensors of their own unless nobody goes on from here."""
+        own = {name: mask if last or name in self.origin else mask.clone() for name, mask in self.masks.items()}
+        full = self.whole(own)
         for name, positions in self._outside.items():
             full[name].view(-1)[positions] = True
         return full

@@ -90,6 +90,10 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     """Boolean matrix product: is there a k for which both are true? A k of size one stands for all."""
     k = max(x.shape[-1], y.shape[-2])
     x, y = x.expand(*x.shape[:-1], k), y.expand(*y.shape[:-2], k, y.shape[-1])
+    if x.numel() == k > 0:  # a single row: what any of its columns reaches
+        rows = y if bool(x.all()) else y & x.transpose(-1, -2)
+        reached = rows.view(torch.uint8).amax(-2, keepdim=True).bool()  # `any` takes ten times as long
+        return reached.expand(*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), *reached.shape[-2:])
     return torch.matmul(x.float(), y.float()) > 0
 
 

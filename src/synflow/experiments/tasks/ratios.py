@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -20,15 +21,12 @@ def ratios(run: Run) -> dict[str, Any]:
     """
     config = run.config
     model, example = make_model(config), example_of(config)
-    found: list[float] = []
-    alive = True
-    for step in synflow.iterate(
+    masks = synflow.prune(
         model, example, compression=config.compression, score="synflow", steps=config.steps or 100,
         schedule=config.schedule, guard=False,
-    ):  # fmt: skip
-        if step.pruned_fraction is None or math.isnan(step.pruned_fraction):
-            alive = False  # no flow is left to take a share of
-            break
-        found.append(step.pruned_fraction)
-        alive = all(bool(mask.any()) for mask in step.masks.values())
+    )  # fmt: skip
+    shares = [math.nan if step.pruned_fraction is None else step.pruned_fraction for step in masks.steps]
+    # Where no flow is left there is nothing to take a share of.
+    found = list(itertools.takewhile(lambda share: not math.isnan(share), shares))
+    alive = len(found) == len(shares) and all(bool(mask.any()) for mask in masks.values())
     return {"largest": max(found), "ratios": found, "alive": alive}
