@@ -211,6 +211,7 @@ def test_a_running_mean_that_is_zero_now_follows_what_it_averages():
     model = Centred()
     small = compact(model, X, {"out.weight": torch.ones(2, 3, dtype=torch.bool)})
     assert width(small, "first") == 3
+    assert not small.compaction.notes
 
 
 class PassThrough(torch.autograd.Function):
