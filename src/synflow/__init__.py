@@ -8,6 +8,7 @@ from .certificate import Certificate, certify
 from .compaction import Compaction, compact, expand, load_compact, save_compact
 from .errors import MissingExtraError, SynflowError
 from .gradients import saliency
+from .inference import for_inference
 from .linearization import NoRuleError, register_rule
 from .mask_files import load_masks, save_masks
 from .masks import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
@@ -44,6 +45,7 @@ __all__ = [
     "expand",
     "export_onnx",
     "fingerprint",
+    "for_inference",
     "iterate",
     "load_compact",
     "load_masks",

@@ -1,0 +1,150 @@
+"""A network as one would run it, not train it: batch norms folded into the layers before them, memory laid out for it.
+
+Which norm follows which layer is read off a recorded run, so it does not matter how the model is written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .compaction.operations import BATCH_NORMS
+from .compaction.tape import Tape, mark_outputs, recording
+from .compaction.verification import DifferenceError, compare, double, inputs_like, run
+from .errors import SynflowError
+from .masks import bake
+
+__all__ = ["for_inference"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# Exactly these: a layer made of one of them may do more than it.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def for_inference(model: Model, example: Any, *, channels_last: bool = True) -> Model:
+    """A copy for inference only, with the same outputs up to rounding: masks baked in, batch norms folded, eval mode.
+
+    A batch norm goes where all it reads is the output of one convolution or linear layer that nothing else reads.
+    `channels_last` lays images out with channels innermost, which is faster for convolutions on CPUs; pass False where
+    it is not. Outputs on random inputs must equal the model's to 1e-10 in double precision, or nothing is returned. The
+    model itself is not changed.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    >>> for_inference(model, torch.ones(1, 3, 8, 8))
+    Sequential(
+      (0): Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+      (1): Identity()
+      (2): ReLU()
+    )
+    """
+    if not isinstance(model, nn.Module):
+        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    ready = copy.deepcopy(model)
+    bake(ready)
+    vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's
+    ready.eval().requires_grad_(False)
+    dtype, pairs = _pairs(ready, example)
+    reference, folded = double(copy.deepcopy(ready), dtype), double(copy.deepcopy(ready), dtype)
+    _fold(folded, pairs)
+    _check(reference, folded, example, dtype)
+    _fold(ready, pairs)
+    if channels_last and any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in ready.modules()):
+        ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return ready
+
+
+def _pairs(model: nn.Module, example: Any) -> tuple[torch.dtype, list[tuple[str, str]]]:
+    """The paths of each layer and the norm that can be folded into it, and the precision in which the model runs."""
+    dtype, tape = _recorded(model, example)
+    makers = {number: step for step in tape.steps for number in step.outputs}
+    reads = Counter(number for step in tape.steps for number in step.inputs)
+    reads.update(tape.outputs)
+    names = {name: number for number, name in tape.leaves.items()}
+
+    def alone(path: str) -> bool:
+        """Weights of its own, read once: what other places read, too, can't be changed for one of them."""
+        module = model.get_submodule(path)
+        own = [f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        return not hooked and all(name in names and reads[names[name]] == 1 for name in own)
+
+    found: list[tuple[str, str]] = []
+    for norm in tape.steps:
+        if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
+            continue
+        layer = makers.get(norm.inputs[0])
+        if layer is None or reads[norm.inputs[0]] > 1 or not alone(layer.module) or not alone(norm.module):
+            continue
+        if type(model.get_submodule(layer.module)) in _LAYERS and _after(model.get_submodule(norm.module)) is not None:
+            found.append((layer.module, norm.module))
+    return dtype, found
+
+
+def _recorded(model: nn.Module, example: Any) -> tuple[torch.dtype, Tape]:
+    problem: Exception | None = None
+    for dtype in (torch.float64, torch.float32):  # some models have operations in single precision only
+        work, tape = double(copy.deepcopy(model), dtype), Tape()
+        try:
+            with recording(work, tape, training=False):
+                mark_outputs(tape, run(work, inputs_like(example, None, 1, dtype), training=False))
+        except Exception as cause:
+            problem = problem or cause
+        else:
+            return dtype, tape
+    raise SynflowError(
+        f"{type(model).__name__} does not run on the example: {type(problem).__name__}: {problem}; "
+        "pass inputs that the model takes, a tuple for several or a dict for named ones"
+    ) from problem
+
+
+def _after(norm: nn.Module) -> nn.Module | None:
+    """What is left of a norm once it is folded; None if that is not known."""
+    if type(norm) in _NORMS:
+        return nn.Identity()
+    if type(norm).__name__ == "BatchNormAct2d":  # timm's, which has an activation inside
+        return nn.Sequential(norm.drop, norm.act)
+    return None
+
+
+def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
+    for path, norm_path in pairs:
+        layer, norm = model.get_submodule(path), model.get_submodule(norm_path)
+        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        weight: Tensor = layer.weight
+        gain = (norm.running_var.double() + norm.eps).rsqrt()
+        if norm.weight is not None:
+            gain = gain * norm.weight.double()
+        shift = -norm.running_mean.double() if layer.bias is None else layer.bias.double() - norm.running_mean.double()
+        shift = shift * gain if norm.bias is None else shift * gain + norm.bias.double()
+        if isinstance(layer, _TRANSPOSED):  # outputs are counted per group, in the second dimension
+            groups = int(layer.groups)
+            rows = weight.double().unflatten(0, (groups, -1)) * gain.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
+            scaled = rows.flatten(0, 1)
+        else:
+            scaled = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))
+        layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
+        layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+        parent, _, name = norm_path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = _after(norm)
+
+
+def _check(reference: nn.Module, folded: nn.Module, example: Any, dtype: torch.dtype) -> None:
+    for seed in (None, 1):
+        inputs = inputs_like(example, seed, 1, dtype)
+        try:
+            compare(reference, folded, {}, {}, inputs, training=False)
+        except DifferenceError as difference:
+            raise SynflowError(
+                f"with its norms folded the model is not the same: {difference}; nothing is returned. "
+                "Norms after these layers may be looked at elsewhere in the model: leave it as it is"
+            ) from None
