@@ -6,7 +6,7 @@
 
 Variants take turns, so that whatever else the machine does hits them alike; ratios are those of the medians. Masks and
 figures are kept in a folder, one JSON file per network and compression, so that a run can be cut into pieces. Parts:
-`bench` the training step and inference, `onnx` exported files in onnxruntime, `profile` where the time of a compact
+`bench` the training step and inference, `onnx` folded norms and exported files, `profile` where the time of a compact
 training step goes, `variants` what could take it further (memory format, no masks, folded norms, torch.compile).
 """
 
@@ -15,14 +15,15 @@ import copy
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from synflow import attached, bake, bench, compact, load_masks, prune, save_masks
+from synflow import attached, bake, bench, compact, for_inference, load_masks, prune, save_masks
 from synflow.experiments.models import build
 
 ROWS = [f"{model}:{compression}" for model in ("vgg16_bn", "resnet18") for compression in (10, 100, 1000)]
@@ -78,7 +79,8 @@ def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
         print(result, flush=True)
         found["bench"] = json.loads(result.to_json())
     if "onnx" in parts:
-        result = bench(model, masks, example, train_batches=[], inference_batches=[1, 64], onnx=True, **shared)
+        formats = {"onnx": True, "folded": True, "openvino": find_spec("openvino") is not None}
+        result = bench(model, masks, example, train_batches=[], inference_batches=[1, 64], **formats, **shared)
         print(result, flush=True)
         found["onnx"] = json.loads(result.to_json())
     if "profile" in parts:
@@ -89,23 +91,26 @@ def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
 
 
 def table(folder: Path) -> None:
-    """The ratios of all rows that have been measured."""
-    tasks = [("training step", 128), ("inference", 1), ("inference", 64), ("onnxruntime", 1), ("onnxruntime", 64)]
-    print(f"\n{'times faster than dense':24}" + "".join(f"{f'{task}, {batch}':>19}" for task, batch in tasks))
+    """The ratios of all rows that have been measured, by task."""
+    tasks = [("training step", 128)]
+    tasks += [(task, size) for task in ("inference", "folded", "onnxruntime", "openvino") for size in (1, 64)]
+    rows: dict[str, dict[tuple[str, int], float]] = {}
     for row in ROWS:
         path = folder / f"{row.replace(':', '-')}.json"
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
-        timings = found["bench"]["timings"] if "bench" in found else []
-        timings += [t for t in found["onnx"]["timings"] if t["task"] == "onnxruntime"] if "onnx" in found else []
-        ratios = {(t["task"], t["batch"]): t["ratio"] for t in timings if t["variant"] == "compact"}
-        cells = [f"{ratios[task]:18.2f}x" if task in ratios else f"{'-':>19}" for task in tasks]
-        print(f"{row + 'x':24}" + "".join(cells))
-        for (task, batch, compression), wanted in TARGETS.items():
-            if row == f"vgg16_bn:{compression}" and (task, batch) in ratios:
-                verdict = "reached" if ratios[task, batch] >= wanted else "NOT reached"
-                print(f"  target {wanted}x for {task}, batch {batch}: {verdict}")
+        if path.exists():
+            found = json.loads(path.read_text())
+            timings = found["bench"]["timings"] if "bench" in found else []
+            timings += [t for t in found["onnx"]["timings"] if t["task"] != "inference"] if "onnx" in found else []
+            rows[row] = {(t["task"], t["batch"]): t["ratio"] for t in timings if t["variant"] == "compact"}
+    print(f"\n{'times faster than dense':24}" + "".join(f"{row.replace('_bn', '') + 'x':>15}" for row in rows))
+    for task in tasks:
+        cells = [f"{ratios[task]:14.2f}x" if task in ratios else f"{'-':>15}" for ratios in rows.values()]
+        print(f"{f'{task[0]}, batch {task[1]}':24}" + "".join(cells))
+    for (task, batch, compression), wanted in TARGETS.items():
+        ratio = rows.get(f"vgg16_bn:{compression}", {}).get((task, batch))
+        if ratio is not None:
+            verdict = "reached" if ratio >= wanted else "NOT reached"
+            print(f"target {wanted}x for {task}, batch {batch}, VGG-16 at {compression}x: {verdict}")
 
 
 def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
@@ -210,26 +215,18 @@ def inference_variants(model: nn.Module, small: nn.Module, options: argparse.Nam
     for name, network in (("dense", model), ("compact", small)):
         plain = copy.deepcopy(network).eval().requires_grad_(False)
         bake(plain)
-        fused = folded(plain)
+        fused = for_inference(plain, inputs, channels_last=False)
         runs[name] = call(plain, inputs)
         runs[f"{name}, channels_last"] = call(copy.deepcopy(plain).to(memory_format=torch.channels_last), last)
         runs[f"{name}, norms folded"] = call(fused, inputs)
-        both = copy.deepcopy(fused).to(memory_format=torch.channels_last)
+        both = for_inference(plain, inputs)
         runs[f"{name}, norms folded, channels_last"] = call(both, last)
+        with warnings.catch_warnings():  # that it will go one day
+            warnings.simplefilter("ignore", DeprecationWarning)
+            runs[f"{name}, the same, frozen"] = call(torch.jit.freeze(torch.jit.trace(both, last)), last)
         if options.compile:
             runs[f"{name}, compiled"] = call(torch.compile(copy.deepcopy(plain)), inputs)
     return in_turns("inference, batch 1", runs, 3 * options.repeats, 5)
-
-
-def folded(model: nn.Module) -> nn.Module:
-    """A copy with every batch norm that follows a convolution in a sequence folded into it."""
-    model = copy.deepcopy(model)
-    for sequence in [m for m in model.modules() if isinstance(m, nn.Sequential)]:
-        for place in range(len(sequence) - 1):
-            first, second = sequence[place], sequence[place + 1]
-            if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
-                sequence[place], sequence[place + 1] = fuse_conv_bn_eval(first, second), nn.Identity()
-    return model
 
 
 def in_turns(title: str, runs: dict[str, Callable[[], object]], repeats: int, loops: int) -> dict:

@@ -1,15 +1,17 @@
 """The benchmark counts right; what it times is not tested, since no test may depend on time."""
 
 import json
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from compact_twins import without
-from synflow.benchmarking import bench
-from synflow.errors import SynflowError
+from synflow.benchmarking import _openvino, bench
+from synflow.errors import MissingExtraError, SynflowError
 from synflow.memory import peak_memory
+from synflow.onnx_export import export_onnx
 
 
 def net():
@@ -72,10 +74,32 @@ def test_the_model_is_left_alone_and_nonsense_refused():
 def test_exported_files_are_timed_too():
     model, masks, example = net()
     options = {"train_batches": (), "inference_batches": (2,), "repeats": 1, "warmup": 0, "progress": False}
-    result = bench(model, masks, example, onnx=True, **options)
-    assert [t.variant for t in result.timings if t.task == "onnxruntime"] == ["dense", "masked", "compact"]
+    result = bench(model, masks, example, onnx=True, folded=True, **options)
+    for task in ("inference", "folded", "onnxruntime"):
+        assert [t.variant for t in result.timings if t.task == task] == ["dense", "masked", "compact"]
     dense, _, compact = result.sizes
     assert compact.onnx_bytes < dense.onnx_bytes
+
+
+def test_openvino_runs_the_exported_files_with_the_same_outputs(tmp_path):
+    pytest.importorskip("openvino", reason="openvino is not installed: pip install 'synflow[openvino]'")
+    model, masks, example = net()
+    options = {"train_batches": (), "inference_batches": (2,), "repeats": 1, "warmup": 0, "progress": False}
+    result = bench(model, masks, example, openvino=True, **options)
+    assert [t.variant for t in result.timings if t.task == "openvino"] == ["dense", "masked", "compact"]
+    path = export_onnx(model, example, tmp_path / "m.onnx")
+    batch = torch.randn(5, 3, 6, 6)
+    (got,) = _openvino(path, batch)()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(got), model.eval()(batch), rtol=1e-4, atol=1e-5)
+
+
+def test_without_openvino_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    model, masks, example = net()
+    options = {"train_batches": (), "inference_batches": (1,), "repeats": 1, "warmup": 0, "progress": False}
+    with pytest.raises(MissingExtraError, match=r"synflow\[openvino\]"):
+        bench(model, masks, example, openvino=True, **options)
 
 
 def test_peak_memory_counts_what_is_alive_at_once():

@@ -27,6 +27,7 @@ from .compaction import compact
 from .compaction.surgery import tensors
 from .compaction.tape import tensors_in
 from .errors import SynflowError, need
+from .inference import for_inference
 from .masks import attach, bake
 from .memory import peak_memory
 from .network import arguments, move
@@ -53,6 +54,7 @@ def bench(
     channels_last: bool = False,
     threads: int | None = None,
     compile: bool = False,
+    folded: bool = False,
     onnx: bool = False,
     openvino: bool = False,
     small: nn.Module | None = None,
@@ -62,11 +64,14 @@ def bench(
 
     Each measurement is repeated, the variants taking turns, and given as median and quartiles. Batches are made of the
     example, whose tensors must all have the batch as first dimension. `loss` maps the model's outputs to a number
-    (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch and onnxruntime.
-    `onnx` and `openvino` add inference from exported files. Pass `small` if the model is compacted already.
+    (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch, onnxruntime and OpenVINO.
+    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` that from exported files. Pass `small`
+    if the model is compacted already.
     """
     if repeats < 1:
         raise SynflowError(f"repeats must be at least 1, got {repeats}")
+    if openvino:
+        need("openvino", extra="openvino")  # before anything is measured
     with _threads(threads):
         variants = _variants(model, masks, example, small, channels_last)
         device = next(model.parameters()).device
@@ -82,6 +87,12 @@ def bench(
                 )
             for size in inference_batches:
                 plans.append(("inference", size, partial(_each, inference_run, variants, inputs[size], compile)))
+            if folded:
+                ready = {name: for_inference(m, example) for name, m in variants.items()}
+                plans += [
+                    ("folded", size, partial(_each, inference_run, ready, inputs[size], compile))
+                    for size in inference_batches
+                ]
             for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
                 if onnx if task == "onnxruntime" else openvino:
                     plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
@@ -167,11 +178,13 @@ def _runtime(path: Path, inputs: Any) -> Run:
 
 def _openvino(path: Path, inputs: Any) -> Run:
     library = need("openvino", extra="openvino")
-    compiled = library.Core().compile_model(
-        library.convert_model(path), "CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    )
-    given = [t.numpy() for t in pytree.tree_leaves(arguments(inputs)) if isinstance(t, Tensor)]
-    return lambda: compiled(given)
+    # Single precision, as everywhere else here: on some processors OpenVINO would take half of it.
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    options["INFERENCE_PRECISION_HINT"] = "f32"
+    compiled = library.Core().compile_model(path, "CPU", options)
+    flat = [t for t in pytree.tree_leaves(arguments(inputs)) if isinstance(t, Tensor)]
+    given = {i: t.detach().cpu().contiguous().numpy() for i, t in enumerate(flat)}
+    return lambda: [*compiled(given).values()]
 
 
 def _each(make: Callable[..., Run], variants: Mapping[str, Any], *args: Any) -> dict[str, Run]:

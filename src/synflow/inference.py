@@ -105,7 +105,7 @@ def _recorded(model: nn.Module, example: Any) -> tuple[torch.dtype, Tape]:
     ) from problem
 
 
-def _after(norm: nn.Module) -> nn.Module | None:
+def _after(norm: Any) -> nn.Module | None:
     """What is left of a norm once it is folded; None if that is not known."""
     if type(norm) in _NORMS:
         return nn.Identity()
@@ -116,10 +116,8 @@ def _after(norm: nn.Module) -> nn.Module | None:
 
 def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
     for path, norm_path in pairs:
-        layer, norm = model.get_submodule(path), model.get_submodule(norm_path)
-        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
+        layer: Any = model.get_submodule(path)
+        norm: Any = model.get_submodule(norm_path)
         weight: Tensor = layer.weight
         gain = (norm.running_var.double() + norm.eps).rsqrt()
         if norm.weight is not None:
@@ -127,8 +125,8 @@ def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
         shift = -norm.running_mean.double() if layer.bias is None else layer.bias.double() - norm.running_mean.double()
         shift = shift * gain if norm.bias is None else shift * gain + norm.bias.double()
         if isinstance(layer, _TRANSPOSED):  # outputs are counted per group, in the second dimension
-            groups = int(layer.groups)
-            rows = weight.double().unflatten(0, (groups, -1)) * gain.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
+            per_group = gain.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
+            rows = weight.double().unflatten(0, (layer.groups, -1)) * per_group
             scaled = rows.flatten(0, 1)
         else:
             scaled = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))

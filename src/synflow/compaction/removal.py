@@ -56,6 +56,8 @@ def dead_units(coupling: Coupling, alive: Mapping[int, Tensor], gone: Tensor) ->
     for ids, _ in coupling.sums:
         dead[root[ids]] = True
     _notice(coupling, alive, root, dead, gone)
+    for whole, row, column in coupling.units.joints:
+        dead[root[whole]] |= dead[root[row]] | dead[root[column]]
     return dead[root]
 
 

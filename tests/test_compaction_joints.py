@@ -1,0 +1,112 @@
+"""Traps at the joints: plain sums, shared statistics, concatenation, tied weights, products of activations."""
+
+import torch
+from torch import nn
+
+from compact_twins import check, width, without
+from synflow.masks import bake
+
+X = torch.randn(4, 3)
+
+
+class Total(nn.Module):
+    """The sum of hidden units, without weights of its own."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.layer = nn.Linear(3, 4, bias=False)
+        self.dims = dims
+
+    def forward(self, x):
+        return torch.relu(self.layer(x)).sum(self.dims)
+
+
+def test_a_plain_sum_reads_what_it_sums_up():
+    for dims in (1, (0, 1), -1):
+        model = Total(dims)
+        assert width(check(model, {"layer.weight": torch.ones(4, 3, dtype=torch.bool)}, X), "layer") == 4
+        assert width(check(model, {"layer.weight": without(model, "layer.weight", 0, [1, 2])}, X), "layer") == 2
+
+
+class Shared(nn.Module):
+    """One batch norm for the outputs of two layers, so that the running mean of one is subtracted from the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
+        self.norm = nn.BatchNorm1d(4)
+        self.one, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.one(torch.relu(self.norm(self.left(x)))), self.other(torch.relu(self.norm(self.right(x))))
+
+
+def test_a_running_mean_that_another_input_moves_speaks_for_a_silent_one():
+    model = Shared()
+    silent = {"right.weight": without(model, "right.weight", 0, [1])}
+    unread = {"one.weight": without(model, "one.weight", 1, [1])}
+    assert width(check(model, silent | unread, X), "right") == 4
+    both_silent = silent | {"left.weight": without(model, "left.weight", 0, [1])}
+    assert width(check(model, both_silent, X), "right") == 3
+
+
+class Branches(nn.Module):
+    """Two layers side by side, read by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.out(torch.cat([self.left(x), self.right(x)], 1))
+
+
+def test_gradients_through_a_concatenation_reach_the_branch_they_belong_to():
+    model = Branches()
+    nn.init.zeros_(model.right.bias)
+    masks = {"right.weight": without(model, "right.weight", 0, [1]), "out.weight": without(model, "out.weight", 1, [1])}
+    small = check(model, masks, X)  # the bias of right's unit 1 learns, though left's unit 1 is not read
+    assert (width(small, "left"), width(small, "right")) == (3, 4)
+
+
+class Tied(nn.Module):
+    """One weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.again.weight = self.first.weight
+
+    def forward(self, x):
+        return self.out(torch.relu(self.first(x))) + self.out(torch.relu(self.again(x)))
+
+
+def test_a_tied_weight_is_cut_once_and_stays_tied():
+    model = Tied()
+    small = check(model, {"out.weight": without(model, "out.weight", 1, [0, 2])}, torch.randn(4, 4))
+    assert small.first.weight.shape == (2, 4)
+    assert small.again.weight is small.first.weight
+    bake(small)
+    assert len(list(small.parameters())) == 5
+
+
+class Attention(nn.Module):
+    """Attention whose scale is that of the size it finds."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_channels_of_queries_and_keys_stay_since_their_number_is_the_scale():
+    model = Attention()
+    dead = [1, 5]  # the same in both heads
+    masks = {f"{name}.weight": without(model, f"{name}.weight", 0, dead) for name in "qk"}
+    small = check(model, masks, torch.randn(2, 5, 8))
+    assert (width(small, "q"), width(small, "k")) == (8, 8)
+    assert any("scaled by its size" in stay.reason for stay in small.compaction.stayed)
