@@ -1,5 +1,6 @@
 """Cutting while pruning: the flow of the cut network is that of the masked one, and so are the scores."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,27 @@ def test_one_outline_serves_shrinking_masks_and_uncut_weights_are_shared():
     again = cut_down(known, masks)
     assert again.kept["2.weight"] == {0: [1, 2, 3], 1: [0, 1]}
     assert cut_down(known, masks) == again
+
+
+def test_nothing_is_cut_where_more_than_a_share_would_be_left():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    masks = {"0.weight": without(model, "0.weight", 0, [1]), "2.weight": torch.ones(4, 4, dtype=torch.bool)}
+    known = outline(model, torch.ones(1, 4))
+    assert cut_down(known, masks, share=0.74).kept == {}  # 24 of 32 weights would be left
+    assert cut_down(known, masks, share=0.75).kept == {"0.weight": {0: [0, 2, 3]}, "2.weight": {1: [0, 2, 3]}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hollow_weights_have_the_shapes_of_the_cut_ones_and_no_values(dtype):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype)
+    found = cut_down(outline(model, torch.ones(1, 3, dtype=dtype)), {"2.weight": without(model, "2.weight", 1, [0])})
+    with untouched(model):
+        plain, hollow = found.apply(model), found.apply(model, {"0.weight", "2.weight"})
+    for (name, one), other in zip(plain.named_parameters(), hollow.parameters(), strict=True):
+        assert (one.shape, one.dtype, type(one)) == (other.shape, other.dtype, type(other)), name
+    assert not hollow[0].weight.any()
+    assert torch.equal(hollow[0].bias, plain[0].bias)  # only what was named
+    assert hollow[0].out_features == 3
 
 
 def test_code_that_reshapes_to_fixed_sizes_keeps_its_heads():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,28 @@ def test_many_are_not_listed() -> None:
     assert gone == by_sorting(scores, masks, 30_000)
     found, _ = chosen(scores, masks, 3_000)
     assert found.positions is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_goes_becomes_zero_and_nothing_else(dtype: torch.dtype, listed: bool, monkeypatch: Any) -> None:
+    if not listed:
+        monkeypatch.setattr(lightest, "MANY", 0)
+    torch.manual_seed(0)
+    magnitudes = {"a": torch.rand(40, 30).to(dtype), "b": torch.rand(5, 8).to(dtype)}
+    masks = {name: torch.rand(m.shape) < 0.8 for name, m in magnitudes.items()}
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    ones = {name: Sensitivity(m.shape, torch.ones(m.shape, dtype=wide)) for name, m in magnitudes.items()}
+    for name, mask in masks.items():
+        magnitudes[name].masked_fill_(~mask, 0.0)
+    before, kept = {n: m.clone() for n, m in magnitudes.items()}, sum(int(m.sum()) for m in masks.values())
+    held = Scored(magnitudes, masks, ones)
+    found = lightest_weights(held, kept, 60)
+    assert (found.positions is not None) == listed
+    held.remove(found)
+    assert sum(int(mask.sum()) for mask in masks.values()) == kept - 60
+    for name, mask in masks.items():
+        torch.testing.assert_close(magnitudes[name], before[name] * mask, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.005, 0.4, 2.0, 300.0])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synflow import streams
-from synflow.streams import count, kth_largest, lightest, total_score
+from synflow.streams import count, count_true, kth_largest, lightest, total_score
 
 
 @st.composite
@@ -90,3 +90,11 @@ def test_the_kth_largest_of_many_whatever_the_sample(monkeypatch, order):
     budget = expected.sum() / 3
     near = int(np.searchsorted(np.cumsum(expected), budget, "left"))
     assert abs(lightest(scores, masks, budget) - near) <= (1 if order == "constant" else 0)
+
+
+def test_a_mask_of_which_one_element_stands_for_all_is_counted_without_being_read() -> None:
+    for value in (True, False):
+        mask = torch.tensor(value).expand(1 << 20, 1 << 20)
+        assert count_true(mask) == (1 << 40) * value
+    assert count_true(torch.tensor(True)) == 1
+    assert count_true(torch.ones(0, 3, dtype=torch.bool)) == 0
