@@ -75,14 +75,14 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
 
 def single_length(network: Network) -> bool:
     """Whether every path has the same number of different weights: it meets a layer once or never, as in a chain."""
-    degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
+    degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
     return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
 
 
 def repeats(network: Network) -> bool:
     """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
     if "repeats" not in network.constants:
-        degrees = measure(network, shifts=False, trace=True, gradients=False).degrees
+        degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
         network.constants["repeats"] = degrees is None or bool((degrees[1] > 1).any())
     answer: bool = network.constants["repeats"]
     return answer

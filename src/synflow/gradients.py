@@ -42,6 +42,7 @@ def hessian_products(
             inputs = list(leaves.values())
             first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
             along = [(g * vectors[n]).sum() for n, g in zip(leaves, first, strict=True) if g is not None]
+            del first  # its graph is held by what was made of it, the gradients themselves need not be
             slope = torch.stack(along).sum() if along else loss * 0.0
             second: tuple[Tensor | None, ...] = (None,) * len(inputs)
             if slope.requires_grad:
