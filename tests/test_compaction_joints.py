@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from compact_twins import check, width, without
+from synflow.compaction import compact
 from synflow.masks import bake
 
 X = torch.randn(4, 3)
@@ -110,3 +111,22 @@ def test_channels_of_queries_and_keys_stay_since_their_number_is_the_scale():
     small = check(model, masks, torch.randn(2, 5, 8))
     assert (width(small, "q"), width(small, "k")) == (8, 8)
     assert any("scaled by its size" in stay.reason for stay in small.compaction.stayed)
+
+
+class Normalised(nn.Module):
+    """Outputs of length one, as of CLIP: not a number where everything is pruned."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        y = self.out(torch.relu(self.first(x)))
+        return y / y.norm(dim=-1, keepdim=True)
+
+
+def test_a_model_whose_own_gradients_are_not_finite_is_left_as_it_is_and_that_is_said():
+    model = Normalised()
+    small = compact(model, X, {"out.weight": torch.zeros(2, 4, dtype=torch.bool)})
+    assert width(small, "first") == 4
+    assert "not finite in the masked model itself" in small.compaction.notes[0]

@@ -166,6 +166,8 @@ def compare(
     for name, gradient in wholes.items():
         survived = cut(gradient, kept.get(name, {}))
         if int(gradient.count_nonzero()) != int(survived.count_nonzero()):
+            if not bool(torch.isfinite(gradient).all()):
+                raise DifferenceError(f"gradients of {name} are not finite in the masked model itself")
             raise DifferenceError(f"removed weights of {name} have gradients, so they would come alive in training")
         own = parts[name] * cut(masks[name], kept.get(name, {})) if name in masks else parts[name]
         try:
