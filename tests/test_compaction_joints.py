@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from compact_twins import check, width, without
-from synflow.compaction import compact
+from synflow.compaction import compact, load_compact, save_compact
 from synflow.masks import bake
 
 X = torch.randn(4, 3)
@@ -130,3 +130,28 @@ def test_a_model_whose_own_gradients_are_not_finite_is_left_as_it_is_and_that_is
     small = compact(model, X, {"out.weight": torch.zeros(2, 4, dtype=torch.bool)})
     assert width(small, "first") == 4
     assert "not finite in the masked model itself" in small.compaction.notes[0]
+
+
+class Shaped(nn.Module):
+    """Reshapes by a shape that it remembers as a whole, not by sizes one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8, bias=False), nn.Linear(8, 2)
+        self.bias = nn.Parameter(torch.randn(8))
+        self.bias_shape = (1, 8)
+        self.window = (3, 2)  # a shape that is none of what was cut
+
+    def forward(self, x):
+        x = x.reshape(-1, *self.window).flatten(1)
+        return self.out(torch.relu(self.first(x) + self.bias.view(self.bias_shape)))
+
+
+def test_a_shape_that_a_module_remembers_shrinks_with_what_it_shapes(tmp_path):
+    model, example = Shaped(), torch.randn(4, 6)
+    small = check(model, {"out.weight": without(model, "out.weight", 1, [1, 2, 5])}, example)
+    assert (small.bias_shape, small.window) == ((1, 5), (3, 2))
+    save_compact(small, tmp_path / "small")
+    again = load_compact(Shaped(), tmp_path / "small")
+    assert again.bias_shape == (1, 5)
+    assert torch.equal(again(example), small(example))

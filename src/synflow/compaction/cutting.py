@@ -45,7 +45,7 @@ class Cut:
     """Kept indices by parameter or buffer and dimension, for all that shrank; sizes that modules remember."""
 
     kept: dict[str, dict[int, Indices]]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, int | tuple[int, ...]]]
 
     def apply(self, model: Model, hollow: Container[str] = ()) -> Model:
         """A smaller copy of a model; parameters that lose nothing are shared with it, `hollow` ones become zeros."""

@@ -134,7 +134,10 @@ def _record(stored: dict[str, Any]) -> Compaction:
     return Compaction(
         kept={name: {int(dim): i for dim, i in dims.items()} for name, dims in stored["kept"].items()},
         shapes={name: tuple(shape) for name, shape in stored["shapes"].items()},
-        attributes=stored["attributes"],
+        attributes={
+            path: {name: tuple(size) if isinstance(size, list) else size for name, size in values.items()}
+            for path, values in stored["attributes"].items()
+        },
         parameters=(stored["parameters"][0], stored["parameters"][1]),
         stayed=tuple(Stayed(s["reason"], s["units"], tuple(s["where"])) for s in stored["stayed"]),
         notes=tuple(stored["notes"]),
@@ -154,8 +157,15 @@ def _check(compaction: Compaction, model: nn.Module) -> None:
     for path, values in compaction.attributes.items():
         module = model.get_submodule(path)
         for name, value in values.items():
-            if type(vars(module).get(name)) is not int or type(value) is not int or value < 1:
+            if not _smaller(vars(module).get(name), value):
                 raise ValueError(f"{path}.{name} is no size that could become {value!r}")
+
+
+def _smaller(old: Any, new: Any) -> bool:
+    """Is this a size, or a shape, and the other one that it could have become?"""
+    if type(old) is tuple and type(new) is tuple and old:
+        return len(old) == len(new) and all(map(_smaller, old, new))
+    return type(old) is int and type(new) is int and 1 <= new <= old
 
 
 def _digest(path: Path) -> str:

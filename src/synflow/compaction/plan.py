@@ -58,20 +58,28 @@ def _per_group(lines: list[list[int]]) -> Indices:
     return lines[0] if size == count else lines[::size]
 
 
-def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor, policy: Policy) -> dict[str, dict[str, int]]:
-    """Sizes that modules use in reshaping, such as the number of heads, where the size has changed.
+def remembered_sizes(
+    model: nn.Module, coupling: Coupling, gone: Tensor, policy: Policy
+) -> dict[str, dict[str, int | tuple[int, ...]]]:
+    """Sizes and shapes that modules use in reshaping, such as the number of heads, where they have changed.
 
-    An attribute is a size if it equals that of a dimension of something the module reshapes, cuts or makes. Where sizes
-    of one number have changed differently the attribute takes the smallest, if the policy lets it.
+    An attribute is a size if it equals that of a dimension of something the module reshapes, cuts or makes, and a shape
+    if it equals that of all dimensions. Where sizes of one number have changed differently the attribute takes the
+    smallest, if the policy lets it.
     """
     sizes: dict[str, dict[int, set[int]]] = {}
+    shapes: dict[str, dict[tuple[int, ...], set[tuple[int, ...]]]] = {}
     for step in coupling.tape.steps:
         for number in step.outputs if step.name in _SIZED else ():
-            for dim, ids in enumerate(coupling.axes.get(number, [])):
-                size = coupling.tape.shapes[number][dim]
-                left = size if ids is None else _size(ids, dim, gone)
-                sizes.setdefault(step.module, {}).setdefault(size, set()).add(left)
-    found: dict[str, dict[str, int]] = {}
+            if number not in coupling.axes:
+                continue
+            shape = coupling.tape.shapes[number]
+            axes = enumerate(coupling.axes[number])
+            left = tuple(shape[dim] if ids is None else _size(ids, dim, gone) for dim, ids in axes)
+            for before, after in zip(shape, left, strict=True):
+                sizes.setdefault(step.module, {}).setdefault(before, set()).add(after)
+            shapes.setdefault(step.module, {}).setdefault(shape, set()).add(left)
+    found: dict[str, dict[str, int | tuple[int, ...]]] = {}
     for path, changes in sizes.items():
         module = model.get_submodule(path)
         if isinstance(module, (*_PLAIN, nn.MultiheadAttention)):
@@ -82,6 +90,10 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor, policy:
                 if new == {value} or not policy[len(new) > 1].search(name):
                     continue
                 found.setdefault(path, {})[name] = min(new)
+            elif type(value) is tuple and len(value) > 1:
+                changed = shapes[path].get(value, set()) - {value}
+                if len(changed) == 1:
+                    found.setdefault(path, {})[name] = changed.pop()
     return found
 
 
