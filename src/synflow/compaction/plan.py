@@ -90,10 +90,12 @@ def remembered_sizes(
                 if new == {value} or not policy[len(new) > 1].search(name):
                     continue
                 found.setdefault(path, {})[name] = min(new)
-            elif type(value) is tuple and len(value) > 1:
-                changed = shapes[path].get(value, set()) - {value}
-                if len(changed) == 1:
-                    found.setdefault(path, {})[name] = changed.pop()
+        # A part may be asked for something by another method than its forward; then the steps count as the whole's.
+        for part, owner in ((path, module), *((f"{path}.{name}".strip("."), m) for name, m in module.named_children())):
+            for name, value in vars(owner).items():
+                changed = shapes[path].get(value, set()) - {value} if type(value) is tuple else set()
+                if len(changed) == 1 and not name.startswith("_"):
+                    found.setdefault(part, {})[name] = changed.pop()
     return found
 
 
