@@ -7,6 +7,7 @@ import torch
 
 from compact_twins import random_masks, train_twins
 from synflow.compaction import compact
+from synflow.inference import for_inference
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -111,3 +112,16 @@ def test_timm_models(name):
     small = compact(model, torch.randn(2, 3, side, side), random_masks(model, density=1.0, units=0.6))
     assert small.compaction.difference <= 1e-10
     assert small.compaction.parameters[1] < small.compaction.parameters[0]
+
+
+def test_norms_of_timm_that_have_an_activation_inside_are_folded():
+    model = timm.create_model("mobilenetv3_small_050", num_classes=3).eval()
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert any(type(norm).__name__ == "BatchNormAct2d" for norm in norms)
+    for norm in norms:
+        torch.nn.init.uniform_(norm.running_mean, -0.2, 0.2)
+    images = torch.randn(2, 3, 32, 32)
+    ready = for_inference(model, images)
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in ready.modules())
+    with torch.no_grad():
+        torch.testing.assert_close(ready(images), model(images), rtol=1e-4, atol=1e-5)
