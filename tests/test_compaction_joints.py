@@ -137,11 +137,11 @@ class Bias(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.bias = nn.Parameter(torch.randn(8))
-        self.bias_shape = (1, 8)
+        self.bias = nn.Parameter(torch.randn(2, 8))
+        self.bias_shape, self.width = (1, 2, 8), 8
 
     def shaped(self):
-        return self.bias.view(self.bias_shape)
+        return self.bias.view(self.bias_shape).view(-1, self.width)[:1]
 
 
 class Shaped(nn.Module):
@@ -163,8 +163,9 @@ class Shaped(nn.Module):
 def test_a_shape_that_a_module_remembers_shrinks_with_what_it_shapes(tmp_path):
     model, example = Shaped(), torch.randn(4, 6)
     small = check(model, {"out.weight": without(model, "out.weight", 1, [1, 2, 5])}, example)
-    assert (small.part.bias_shape, small.gain_shape, small.window) == ((1, 5), (1, 1, 5), (3, 2))
+    assert (small.part.bias_shape, small.part.width) == ((1, 2, 5), 5)
+    assert (small.gain_shape, small.window) == ((1, 1, 5), (3, 2))
     save_compact(small, tmp_path / "small")
     again = load_compact(Shaped(), tmp_path / "small")
-    assert again.part.bias_shape == (1, 5)
+    assert again.part.bias_shape == (1, 2, 5)
     assert torch.equal(again(example), small(example))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator
 
 from torch import Tensor, nn
 
@@ -81,22 +82,28 @@ def remembered_sizes(
             shapes.setdefault(step.module, {}).setdefault(shape, set()).add(left)
     found: dict[str, dict[str, int | tuple[int, ...]]] = {}
     for path, changes in sizes.items():
-        module = model.get_submodule(path)
-        if isinstance(module, (*_PLAIN, nn.MultiheadAttention)):
-            continue
-        for name, value in vars(module).items():
-            if type(value) is int and not name.startswith("_"):
-                new = changes.get(value, {value})
-                if new == {value} or not policy[len(new) > 1].search(name):
-                    continue
-                found.setdefault(path, {})[name] = min(new)
-        # A part may be asked for something by another method than its forward; then the steps count as the whole's.
-        for part, owner in ((path, module), *((f"{path}.{name}".strip("."), m) for name, m in module.named_children())):
+        for part, owner in _owners(model, path, sizes):
             for name, value in vars(owner).items():
-                changed = shapes[path].get(value, set()) - {value} if type(value) is tuple else set()
-                if len(changed) == 1 and not name.startswith("_"):
-                    found.setdefault(part, {})[name] = changed.pop()
+                if name.startswith("_"):
+                    continue
+                if type(value) is int:
+                    new = changes.get(value, {value})
+                    if new != {value} and policy[len(new) > 1].search(name):
+                        found.setdefault(part, {})[name] = min(new)
+                elif type(value) is tuple and all(type(n) is int for n in value):
+                    others = shapes[path].get(value, set()) - {value}
+                    if len(others) == 1:
+                        found.setdefault(part, {})[name] = others.pop()
     return found
+
+
+def _owners(model: nn.Module, path: str, called: Container[str]) -> Iterator[tuple[str, nn.Module]]:
+    """A module and those of its parts that it asks by other methods than forward, so that their steps count as its."""
+    module = model.get_submodule(path)
+    parts = [(f"{path}.{name}".strip("."), part) for name, part in module.named_children()]
+    for place, owner in ((path, module), *((place, part) for place, part in parts if place not in called)):
+        if not isinstance(owner, (*_PLAIN, nn.MultiheadAttention)):
+            yield place, owner
 
 
 def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
