@@ -183,10 +183,11 @@ def test_compact_bench_export_go_on_from_the_folder(run):
     assert "is there already" in run("compact pruned --model net.py:make", code=2).err
     run("compact pruned --model net.py:make --force")
 
-    shown = run("bench pruned --model net.py:make --repeats 2 --train-batch 4 --batch 2")
+    shown = run("bench pruned --model net.py:make --repeats 2 --train-batch 4 --batch 2 --folded")
     assert re.search(r"training step, batch 4 +dense", shown.out)
     assert "Measured speed" in Path("pruned/report.html").read_text()
-    assert len(json.loads(Path("pruned/bench.json").read_text())["timings"]) == 6
+    timings = json.loads(Path("pruned/bench.json").read_text())["timings"]
+    assert [t["task"] for t in timings] == ["training step"] * 3 + ["inference"] * 3 + ["folded"] * 3
 
     pytest.importorskip("onnxruntime")
     run("export pruned --onnx --model net.py:make")

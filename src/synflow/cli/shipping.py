@@ -76,6 +76,10 @@ def bench(
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15,
     threads: options.Threads = None,
     onnx: Annotated[bool, typer.Option("--onnx", metavar="", help="Time onnxruntime as well.")] = False,
+    openvino: Annotated[bool, typer.Option("--openvino", metavar="", help="Time OpenVINO as well.")] = False,
+    folded: Annotated[
+        bool, typer.Option("--folded", metavar="", help="Time inference with batch norms folded as well.")
+    ] = False,
     channels_last: Annotated[
         bool, typer.Option("--channels-last", metavar="", help="Use the channels-last layout.")
     ] = False,
@@ -86,8 +90,8 @@ def bench(
     source = rebuild(run, model)
     result = bench_model(
         source.model, run.masks(), source.example, train_batches=train_batch or (128,),
-        inference_batches=batch or (1, 64), repeats=repeats, threads=threads, onnx=onnx, channels_last=channels_last,
-        small=_stored(run, source), progress=progress(),
+        inference_batches=batch or (1, 64), repeats=repeats, threads=threads, onnx=onnx, openvino=openvino,
+        folded=folded, channels_last=channels_last, small=_stored(run, source), progress=progress(),
     )  # fmt: skip
     replace_text(folder / BENCH, result.to_json() + "\n")
     refresh_report(run, dataclasses.replace(run.facts(), benchmark=plain_benchmark(result)))
