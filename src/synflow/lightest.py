@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .errors import SynflowError
 from .sensitivity import Factors, Sensitivity
+from .streams import four_bytes_do
 
 # A block of scores and its flags stay in the caches of most processors.
 BLOCK = 1 << 19
@@ -98,7 +99,7 @@ class Scored:
                 for start, kept, block in self.kept_blocks(name):
                     stop = start + len(kept)
                     equal.append(_at_edge(block, kept, going.edge) + start)
-                    stays = torch.ge(block, going.edge) if flat.device.type != "cpu" else _not_below(block, going.edge)
+                    stays = _not_below(block, going.edge)
                     flat[start:stop].logical_and_(stays)
                     if values is not None:
                         _keep(values[start:stop], stays)
@@ -220,8 +221,7 @@ def _pass(scored: Scored, low: float, high: float, positions: bool) -> _Found:
     below, sums, inside = 0, [], {}
     for name in scored.masks:
         places, values = [], []
-        # Four bytes where they do, eight where they must.
-        kind = np.int32 if scored.masks[name].numel() < 1 << 31 else np.int64
+        kind = np.int32 if four_bytes_do(scored.masks[name]) else np.int64
         for start, kept, block in scored.kept_blocks(name):
             if low > -math.inf:
                 under = _under(block, kept, low)
@@ -237,6 +237,8 @@ def _pass(scored: Scored, low: float, high: float, positions: bool) -> _Found:
 
 
 def _not_below(block: Tensor, edge: float) -> Tensor:
+    if block.device.type != "cpu":
+        return torch.ge(block, edge)
     flat = block.numpy()
     return torch.from_numpy(np.greater_equal(flat, flat.dtype.type(edge)))
 

@@ -23,6 +23,7 @@ Loss = Callable[[Any, Any], Tensor]
 Batch = tuple[Any, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass
@@ -122,7 +123,7 @@ def open_network(
     return network
 
 
-def private_copy(model: nn.Module, shared: Iterable[str] | None = None) -> nn.Module:
+def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
     """A copy of the module tree that shares the named parameters (by default all); the rest it may write to."""
     names = None if shared is None else set(shared)
     memo: dict[int, Any] = {}

@@ -34,6 +34,11 @@ def count_true(mask: Tensor) -> int:
     return int(torch.count_nonzero(mask))
 
 
+def four_bytes_do(tensor: Tensor) -> bool:
+    """Whether flat positions in a tensor fit into four bytes each."""
+    return tensor.numel() < 1 << 31
+
+
 def pieces(scores: Tensors, masks: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores and masks side by side, flat, a piece at a time."""
     for name, mask in masks.items():

@@ -20,7 +20,7 @@ from .lightest import Lightest, Scored
 from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
 from .network import Network, arguments, open_network
-from .streams import count
+from .streams import count, four_bytes_do
 
 log = logging.getLogger("synflow")
 
@@ -202,8 +202,7 @@ def _places(like: Tensor, kept: Mapping[int, Any]) -> Tensor:
     """Flat positions of the kept part of a tensor, in its shape."""
     from .compaction.surgery import cut
 
-    # Four bytes where they do, eight where they must.
-    kind = torch.int32 if like.numel() < 1 << 31 else torch.int64
+    kind = torch.int32 if four_bytes_do(like) else torch.int64
     return cut(torch.arange(like.numel(), dtype=kind, device=like.device).view(like.shape), kept)
 
 

@@ -51,7 +51,7 @@ class Cut:
         """A smaller copy of a model; parameters that lose nothing are shared with it, `hollow` ones become zeros."""
         small = private_copy(model)
         shrink(small, self.kept, self.attributes, hollow)
-        return small  # type: ignore[return-value]
+        return small
 
 
 def outline(model: nn.Module, example: Any) -> Outline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def subset(data: Dataset, train_per_class: int | None = None, test_per_class: in
 
     Fewer of the test examples make a noisier estimate of accuracy, nothing else.
     """
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     notes = list(data.notes)
     for part, per_class in (("train", train_per_class), ("test", test_per_class)):
         if per_class is None:
@@ -88,4 +89,4 @@ def subset(data: Dataset, train_per_class: int | None = None, test_per_class: in
         places = balanced(labels, per_class)
         changes |= {f"{part}_images": images[places], f"{part}_labels": labels[places]}
         notes.append(f"{per_class} {part} images per class, {len(places)} of {len(labels)}")
-    return dataclasses.replace(data, **changes, notes=tuple(notes))  # type: ignore[arg-type]
+    return dataclasses.replace(data, **changes, notes=tuple(notes))
