@@ -375,11 +375,19 @@ def test_zero_initialised_branches_are_not_pruned_blindly():
     assert same(found, synflow.prune(plain.model, plain.example, compression=5, steps=5))
 
 
+@pytest.fixture
+def python_interrupts():
+    """The handler of SIGINT that Python starts with; what other tests import may have left another, or none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
 @pytest.mark.parametrize(
     ("schedule", "limit", "said"),
     [("exponential", 5, "2 of 5 steps, at density 0."), ("certified", None, "2 steps, at")],
 )
-def test_an_interrupt_tells_how_far_it_came(schedule, limit, said):
+def test_an_interrupt_tells_how_far_it_came(schedule, limit, said, python_interrupts):
     """A real signal, raised by the model itself while the third step is under way."""
     done = []
 
