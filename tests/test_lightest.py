@@ -74,10 +74,10 @@ def test_many_are_not_listed() -> None:
     scores = {"a": torch.rand(300, 200), "b": torch.rand(70, 90)}
     masks = {name: torch.rand_like(s) < 0.8 for name, s in scores.items()}
     found, gone = chosen(scores, masks, 30_000)
-    assert found.positions is None
+    assert found.pieces is None
     assert gone == by_sorting(scores, masks, 30_000)
     found, _ = chosen(scores, masks, 3_000)
-    assert found.positions is not None
+    assert found.pieces is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -95,7 +95,7 @@ def test_what_goes_becomes_zero_and_nothing_else(dtype: torch.dtype, listed: boo
     before, kept = {n: m.clone() for n, m in magnitudes.items()}, sum(int(m.sum()) for m in masks.values())
     held = Scored(magnitudes, masks, ones)
     found = lightest_weights(held, kept, 60)
-    assert (found.positions is not None) == listed
+    assert (found.pieces is not None) == listed
     held.remove(found)
     assert sum(int(mask.sum()) for mask in masks.values()) == kept - 60
     for name, mask in masks.items():

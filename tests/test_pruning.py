@@ -387,7 +387,8 @@ def python_interrupts():
     ("schedule", "limit", "said"),
     [("exponential", 5, "2 of 5 steps, at density 0."), ("certified", None, "2 steps, at")],
 )
-def test_an_interrupt_tells_how_far_it_came(schedule, limit, said, python_interrupts):
+@pytest.mark.usefixtures("python_interrupts")
+def test_an_interrupt_tells_how_far_it_came(schedule, limit, said):
     """A real signal, raised by the model itself while the third step is under way."""
     done = []
 

@@ -137,7 +137,7 @@ def test_idle_weights_stay_counted_and_go_first() -> None:
     left.shrink()
     assert left.idle == 24 * 8 * 9
     assert all(torch.equal(left.whole_masks()[name], masks[name]) for name in masks)
-    left.drop(survivors.Lightest(0, 0.0, positions={}), left.measure()[1])
+    left.drop(survivors.Lightest(0, 0.0, pieces=[]), left.measure()[1])
     assert left.idle == 0
     assert left.count == sum(int(mask.sum()) for mask in masks.values()) - 24 * 8 * 9
     assert not left.whole_masks()["3.weight"][:, 4:].any()

@@ -8,6 +8,7 @@ activations have normalised gradients.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -71,9 +72,27 @@ def scaled(data: Tensor, power: int) -> Tensor:
     return data
 
 
+class Reading(threading.local):
+    """Whether a number is being read off a flow only to choose its power of two, which changes no digit."""
+
+    harmless = False
+
+
+READING = Reading()
+
+
+def number(data: Tensor) -> float:
+    """One number of a flow, where no more than a power of two hangs on it."""
+    READING.harmless = True
+    try:
+        return float(data)
+    finally:
+        READING.harmless = False
+
+
 def peak(data: Tensor) -> float:
     """The largest entry, or zero when there is none."""
-    return float(data.detach().amax()) if data.numel() else 0.0
+    return number(data.detach().amax()) if data.numel() else 0.0
 
 
 def normalised(data: Tensor, exponent: int, degrees: Degrees | None = None) -> Flow:

@@ -22,6 +22,9 @@ from .schedules import certified
 from .streams import count, total_score
 from .survivors import Survivors
 
+# Runs of no more steps than this are through before a recorded measurement would pay.
+FEW = 3
+
 Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 
 
@@ -40,7 +43,8 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
     """A step per density of the schedule, in parts where the whole might remove all the flow."""
     assert plan.steps is not None
     assert plan.power is not None
-    left, size, rescue = Survivors(plan.network, plan.start, plan.power), plan.network.size, _rescuer(plan)
+    left = Survivors(plan.network, plan.start, plan.power, repeating=plan.steps > FEW)
+    size, rescue = plan.network.size, _rescuer(plan)
     begin = left.count / size
     for index in range(1, plan.steps + 1):
         share = plan.schedule(index, plan.steps, plan.keep / size / begin)

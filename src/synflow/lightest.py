@@ -15,8 +15,20 @@ import torch
 from torch import Tensor
 
 from .errors import SynflowError
+from .picking import (
+    Found,
+    Piece,
+    at_edge,
+    at_edge_of,
+    clear,
+    find_between,
+    find_light,
+    keep,
+    kernels_for,
+    not_below,
+    scores_at,
+)
 from .sensitivity import Factors, Sensitivity
-from .streams import four_bytes_do
 
 # A block of scores and its flags stay in the caches of most processors.
 BLOCK = 1 << 19
@@ -56,14 +68,9 @@ class Scored:
     def blocks(self, name: str) -> Iterator[tuple[int, int, Tensor]]:
         """Scores of one tensor as (first row, last row, block); a block is overwritten by the next."""
         sensitivity, magnitude = self.sensitivities[name], self.magnitudes[name]
-        height, width = sensitivity.rows, sensitivity.columns
-        rows, factors = magnitude.reshape(height, width), self.factors(name)
-        step = max(1, min(height, BLOCK // max(width, 1)))
-        room = torch.empty(step, width, dtype=_wide(magnitude), device=magnitude.device)
-        bounded = sensitivity.largest(factors) * self.largest(name) < HUGE
-        for start in range(0, height, step):
-            stop = min(start + step, height)
-            block = sensitivity.block(factors, start, stop, room[: stop - start]).mul_(rows[start:stop])
+        rows, bounded = magnitude.reshape(sensitivity.rows, sensitivity.columns), self.bounded(name)
+        for start, stop, block in sensitivity.blocks(self.factors(name), BLOCK, magnitude):
+            block.mul_(rows[start:stop])
             # Scores are not negative, so one sum finds any that is not finite.
             if not bounded and not math.isfinite(float(block.sum())):
                 raise not_finite(name, block)
@@ -86,25 +93,27 @@ class Scored:
         return masks
 
     def _take_out(self, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
+        if going.pieces is not None:
+            clear(going.pieces, going.edge, masks, magnitudes, kernels_for(self))
         missing = going.ties
         for name in reversed(masks):
             flat = masks[name].view(-1)
             values = magnitudes[name].view(-1) if name in magnitudes else None
-            if going.positions is not None:
-                if name not in going.positions:
-                    continue
-                last = going.positions[name].long()
+            if going.pieces is not None:
+                if not missing:
+                    break
+                last = at_edge_of(going.pieces, name, going.edge).to(flat.device)[-missing:]
             else:
                 equal = []
                 for start, kept, block in self.kept_blocks(name):
                     stop = start + len(kept)
-                    equal.append(_at_edge(block, kept, going.edge) + start)
-                    stays = _not_below(block, going.edge)
+                    equal.append(at_edge(block, kept, going.edge) + start)
+                    stays = not_below(block, going.edge)
                     flat[start:stop].logical_and_(stays)
                     if values is not None:
-                        _keep(values[start:stop], stays)
+                        keep(values[start:stop], stays)
                 last = torch.cat(equal)[-missing:] if missing else torch.cat(equal)[:0]
-                missing -= len(last)
+            missing -= len(last)
             flat.index_fill_(0, last, False)
             if values is not None:
                 values.index_fill_(0, last, 0.0)
@@ -126,12 +135,14 @@ class Scored:
         """
         places = self.places
         for name in places:
-            places[name] = places[name][self.masks[name].reshape(-1)[places[name]]]
+            places[name] = _still_kept(places[name], self.masks[name].reshape(-1))
         if sum(map(len, places.values())) < min(total, SAMPLE // 2):
             places.update(self._draw(min(1.0, SAMPLE / total)))
-        parts = []
+        parts, compiled = [], kernels_for(self)
         for name, positions in places.items():
-            if len(positions):
+            if compiled is not None and len(positions):
+                parts.append(scores_at(compiled, self, name, positions))
+            elif len(positions):
                 gradient = self.sensitivities[name].at(self.factors(name), positions)
                 parts.append((gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy())
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
@@ -154,6 +165,10 @@ class Scored:
             self.bounds[name] = float(self.magnitudes[name].amax()) if self.magnitudes[name].numel() else 0.0
         return self.bounds[name]
 
+    def bounded(self, name: str) -> bool:
+        """Whether no score of a tensor can overflow."""
+        return self.sensitivities[name].largest(self.factors(name)) * self.largest(name) < HUGE
+
     def factors(self, name: str) -> list[Factors]:
         """The thin matrices of one tensor, made once."""
         if name not in self._factors:
@@ -165,23 +180,14 @@ class Scored:
 class Lightest:
     """The lightest weights: all below the edge, and of those at the edge the `ties` that come last.
 
-    `positions` are theirs, flat, by tensor; where they are many they are not held, but found again.
+    `pieces` hold them, and some more; where they are many they are not held, but found again.
     """
 
     number: int
     total: float
     edge: float = -math.inf
     ties: int = 0
-    positions: dict[str, Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What one pass finds: how many weights lie below a bracket and their sum; scores (and positions) inside it."""
-
-    below: int
-    sum_below: float
-    inside: dict[str, tuple[np.ndarray, np.ndarray]]
+    pieces: list[Piece] | None = None
 
 
 def lightest_weights(scored: Scored, total: int, number: int, budget: float = math.inf) -> Lightest:
@@ -190,7 +196,7 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
     Fewer, where the scores of so many would sum to the budget or more.
     """
     if number == 0:
-        return Lightest(0, 0.0, positions={})
+        return Lightest(0, 0.0, pieces=[])
     sample = scored.sample(total)
     position = number / total * len(sample)
     if budget < math.inf:
@@ -202,8 +208,8 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
         top, bottom = math.ceil(position + spread), math.floor(position - spread)
         high = float(sample[top]) if top < len(sample) else math.inf
         low = -math.inf if few or bottom < 0 else float(sample[bottom])
-        found = _pass(scored, low, high, positions=few)
-        values = np.concatenate([values for _, values in found.inside.values()])
+        found = find_light(scored, high, position / len(sample)) if few else find_between(scored, low, high)
+        values = np.concatenate([piece.values for piece in found.pieces])
         gathered = found.below + len(values)
         affordable = gathered
         if budget < math.inf:
@@ -213,110 +219,27 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
         wanted = min(number, affordable)
         enough = affordable < gathered or gathered >= number or high == math.inf
         if enough and (wanted > found.below or low == -math.inf):
-            return _exactly(scored, found, values, wanted)
+            return _exactly(found, values, wanted, listed=few)
         spread *= 4
 
 
-def _pass(scored: Scored, low: float, high: float, positions: bool) -> _Found:
-    below, sums, inside = 0, [], {}
-    for name in scored.masks:
-        places, values = [], []
-        kind = np.int32 if four_bytes_do(scored.masks[name]) else np.int64
-        for start, kept, block in scored.kept_blocks(name):
-            if low > -math.inf:
-                under = _under(block, kept, low)
-                below += int(np.count_nonzero(under))
-                flat = _numpy(block)
-                sums.append(float(np.dot(flat, under.astype(flat.dtype))))
-            here, scores = _between(block, kept, low, high)
-            if positions:
-                places.append((here + start).astype(kind))
-            values.append(scores)
-        inside[name] = (np.concatenate(places) if positions else np.zeros(0, kind), np.concatenate(values))
-    return _Found(below, math.fsum(sums), inside)
-
-
-def _not_below(block: Tensor, edge: float) -> Tensor:
-    if block.device.type != "cpu":
-        return torch.ge(block, edge)
-    flat = block.numpy()
-    return torch.from_numpy(np.greater_equal(flat, flat.dtype.type(edge)))
-
-
-def _at_edge(block: Tensor, kept: Tensor, edge: float) -> Tensor:
-    """Where kept weights score just the edge."""
-    if block.device.type != "cpu":
-        return torch.nonzero((block == edge).logical_and_(kept)).view(-1)
-    flat = block.numpy()
-    flags = np.equal(flat, flat.dtype.type(edge))
-    return torch.from_numpy(_true(np.logical_and(flags, kept.numpy(), out=flags)))
-
-
-def _keep(values: Tensor, stays: Tensor) -> None:
-    """Zero all values but those that stay."""
-    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        array = values.numpy()  # torch fills under a mask twelve times as slowly
-        np.multiply(array, stays.numpy(), out=array)
-    else:
-        values.masked_fill_(stays.logical_not(), 0.0)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
-
-
-def _under(block: Tensor, kept: Tensor, low: float) -> np.ndarray:
-    flat = _numpy(block)
-    under: np.ndarray = np.less(flat, flat.dtype.type(low))
-    np.logical_and(under, _numpy(kept), out=under)
-    return under
-
-
-def _between(block: Tensor, kept: Tensor, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Places and scores of the kept weights from `low` to `high`."""
-    if block.device.type == "cpu":
-        # NumPy compares and gathers several times faster than torch does on a processor.
-        flat = block.numpy()
-        flags = np.less_equal(flat, flat.dtype.type(high))
-        if low > -math.inf:
-            np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
-        here = _true(np.logical_and(flags, kept.numpy(), out=flags))
-        return here, flat.take(here)
-    places = torch.nonzero(torch.le(block, high).logical_and_(torch.ge(block, low)).logical_and_(kept)).view(-1)
-    return _numpy(places), _numpy(block[places])
-
-
-def _true(flags: np.ndarray) -> np.ndarray:
-    """Where flags are set; few are, so eight are looked at in one go."""
-    whole = len(flags) // 8 * 8
-    words = flags[:whole].view(np.uint64)
-    some = np.flatnonzero(words != 0)
-    inner = np.flatnonzero(words[some].view(np.bool_))
-    places = (some[inner >> 3] << 3) + (inner & 7)
-    return places if whole == len(flags) else np.concatenate([places, whole + np.flatnonzero(flags[whole:])])
-
-
-def _exactly(scored: Scored, found: _Found, everything: np.ndarray, number: int) -> Lightest:
+def _exactly(found: Found, everything: np.ndarray, number: int, listed: bool) -> Lightest:
     """The lightest `number`; of equals at the edge the last ones go, so that earlier ones stay."""
     if number == 0:
-        return Lightest(0, 0.0, positions={})
+        return Lightest(0, 0.0, pieces=[])
     order = number - found.below
-    edge = np.partition(everything, order - 1)[order - 1]
-    lower = everything[everything < edge]
-    ties = order - len(lower)
-    total = math.fsum([found.sum_below, float(lower.sum(dtype=np.float64)), ties * float(edge)])
-    if not any(len(places) for places, _ in found.inside.values()):
-        return Lightest(number, total, float(edge), ties)
-    positions, missing = {}, ties
-    for name, (places, values) in reversed(list(found.inside.items())):
-        going = values < edge
-        if missing > 0:
-            last = np.flatnonzero(values == edge)[-missing:]
-            going[last] = True
-            missing -= len(last)
-        positions[name] = torch.from_numpy(places[going]).to(scored.masks[name].device)
-    return Lightest(number, total, float(edge), ties, {name: positions[name] for name in found.inside})
+    everything.partition(order - 1)
+    edge, going = everything[order - 1], everything[:order]
+    ties = int(np.count_nonzero(going == edge))
+    total = math.fsum([found.sum_below, float(going.sum(dtype=np.float64))])
+    return Lightest(number, total, float(edge), ties, found.pieces if listed else None)
+
+
+def _still_kept(positions: Tensor, mask: Tensor) -> Tensor:
+    if mask.device.type != "cpu":
+        return positions[mask[positions]]
+    flat = positions.numpy()
+    return torch.from_numpy(flat[mask.numpy()[flat]])
 
 
 def _wide(magnitude: Tensor) -> torch.dtype:

@@ -19,7 +19,7 @@ from . import (
     rules,  # noqa: F401  (fills the table of rules)
 )
 from .errors import SynflowError
-from .flow import Degrees, Flow, as_flow, common_exponent, either, scaled
+from .flow import Degrees, Flow, as_flow, common_exponent, either, number, scaled
 from .lightest import not_finite
 from .linearization import Arithmetic, LinearizationMode, collected
 from .modes import plain_tensors
@@ -31,7 +31,7 @@ from .sensitivity import Sensitivity
 class Measurement:
     """The flow R = value * 2**exponent, and for each weight its score in units of 2**exponent.
 
-    A lazy measurement has `sensitivities` in place of scores.
+    A lazy measurement has `sensitivities` in place of scores, and `total`, the value as a tensor.
     """
 
     value: float
@@ -45,6 +45,7 @@ class Measurement:
     bent: bool = False
     input_reached: bool = True
     sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
+    total: Tensor | None = None
 
     @property
     def log2(self) -> float:
@@ -106,7 +107,7 @@ def measure(
         with torch.set_grad_enabled(follow), mode:
             output = _forward(network, example)
         total = _total(output)
-        value = float(total.detach())
+        value = number(total.detach())
         if not math.isfinite(value):
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
         weights = leaves if gradients else {}
@@ -116,8 +117,7 @@ def measure(
     units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
     return Measurement(
         value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, how.bent,
-        _reached(how),
-        sensitivities if lazy else {},
+        _reached(how), sensitivities if lazy else {}, total.detach().as_subclass(Tensor) if lazy else None,
     )  # fmt: skip
 
 

@@ -1,0 +1,268 @@
+"""One pass over all scores: which lie in a bracket, how many lie below it, and what they sum to.
+
+Scores are made a block at a time and thrown away again. Where numba is installed, light scores of large networks on a
+processor are made, compared and kept in one compiled loop; elsewhere in several passes over each block.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .streams import four_bytes_do
+
+if TYPE_CHECKING:
+    from .lightest import Scored
+
+log = logging.getLogger("synflow")
+
+# Smaller networks are through before compiled loops have been loaded.
+LARGE = 1 << 20
+# Weights that one thread looks through before it takes the next ones.
+CHUNK = 1 << 19
+# Products of more positions are faster made by torch, a block at a time.
+THIN = 64
+# Compiled loops write this much beyond what they keep.
+ROOM = 1 << 10
+
+
+class Piece(NamedTuple):
+    """Scores that were found in a tensor, and their flat positions (of no use where they were not asked for)."""
+
+    name: str
+    places: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one pass finds: how many weights lie below a bracket and their sum; the scores inside it."""
+
+    below: int
+    sum_below: float
+    pieces: list[Piece]
+
+
+def find_light(scored: Scored, high: float, share: float) -> Found:
+    """Kept weights that score no more than `high`, about a share of all, and where they are."""
+    compiled = kernels_for(scored)
+    if compiled is None:
+        return Found(0, 0.0, [_listed(scored, name, high) for name in scored.masks])
+    tasks: list[Callable[[], Piece]] = []
+    for name in scored.masks:
+        tasks += _tasks(compiled, scored, name, high, share)
+    return Found(0, 0.0, compiled.side_by_side(tasks))
+
+
+def find_between(scored: Scored, low: float, high: float) -> Found:
+    """Kept weights that score from `low` to `high`, and how many score less; not where they are."""
+    below, sums, pieces = 0, [], []
+    for name in scored.masks:
+        values = []
+        for _, kept, block in scored.kept_blocks(name):
+            if low > -math.inf:
+                under = _under(block, kept, low)
+                below += int(np.count_nonzero(under))
+                flat = _numpy(block)
+                sums.append(float(np.dot(flat, under.astype(flat.dtype))))
+            values.append(_between(block, kept, low, high)[1])
+        pieces.append(Piece(name, np.zeros(0, np.int64), np.concatenate(values)))
+    return Found(below, math.fsum(sums), pieces)
+
+
+def kernels_for(scored: Scored) -> Any:
+    """The compiled loops, where they are there and serve; else None."""
+    weights = list(scored.magnitudes.values())
+    if sum(weight.numel() for weight in weights) < LARGE or any(weight.device.type != "cpu" for weight in weights):
+        return None
+    return _kernels()
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        from . import kernels
+    except ImportError as cause:
+        log.debug("light weights are found without compiled loops (pip install 'synflow[fast]'): %s", cause)
+        return None
+    return kernels
+
+
+def _tasks(compiled: Any, scored: Scored, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
+    """What threads have to do to look through one tensor."""
+    sensitivity, factors = scored.sensitivities[name], scored.factors(name)
+    weight = scored.magnitudes[name].reshape(sensitivity.rows, -1).numpy()
+    kept = scored.masks[name].reshape(sensitivity.rows, -1).numpy()
+    parts = [sensitivity.dense] if sensitivity.dense is not None else []
+    parts += [matrix for pair in factors for matrix in pair]
+    if not parts or not scored.bounded(name) or any(part.dtype != scored.magnitudes[name].dtype for part in parts):
+        return [partial(_listed, scored, name, high)]
+    limit = weight.dtype.type(high)
+    search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.masks[name]) else np.int64)
+    if not factors and sensitivity.dense is not None:
+        return _dense_tasks(compiled, search, weight, kept, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
+    if len(factors) == 1 and sensitivity.dense is None and len(factors[0][1]) <= THIN:
+        rows, columns = weight.shape
+        left, right = factors[0][0].numpy(), factors[0][1].numpy()
+        more = -len(right) % 4
+        left = np.ascontiguousarray(np.pad(left, ((0, -rows % 4), (0, more))) if more or rows % 4 else left)
+        right = np.ascontiguousarray(np.pad(right, ((0, more), (0, 0))) if more else right)
+        step = max(CHUNK // max(columns, 1) // 4 * 4, 4)
+        return [
+            partial(
+                search, compiled.pick_product, weight[top : top + step], kept[top : top + step],
+                left[top : top + step], right, limit, first=top * columns,
+            )
+            for top in range(0, rows, step)
+        ]  # fmt: skip
+    found: list[Piece] = []
+    for start, stop, block in sensitivity.blocks(factors, CHUNK, scored.magnitudes[name]):
+        tasks = _dense_tasks(
+            compiled, search, weight[start:stop], kept[start:stop], block.numpy(), limit, start * weight.shape[1]
+        )
+        found += compiled.side_by_side(tasks)
+    return [partial(_same, piece) for piece in found]
+
+
+def _dense_tasks(
+    compiled: Any, search: Any, weight: np.ndarray, kept: np.ndarray, gradient: np.ndarray, limit: Any, first: int
+) -> list[Callable[[], Piece]]:
+    flat, flags, slopes = weight.reshape(-1), kept.reshape(-1), gradient.reshape(-1)
+    step = min(CHUNK, max(len(flat) // 2, CHUNK // 8))
+    return [
+        partial(
+            search, compiled.pick_dense, flat[start : start + step], flags[start : start + step],
+            slopes[start : start + step], limit, first=first + start,
+        )
+        for start in range(0, len(flat), step)
+    ]  # fmt: skip
+
+
+def _searched(name: str, share: float, kind: Any, loop: Any, weight: np.ndarray, *given: Any, first: int) -> Piece:
+    """Run a compiled loop with room for what is expected, and again with room for all where that was too little."""
+    for room in (int(2 * share * weight.size) + ROOM, weight.size + ROOM):
+        places, values = np.empty(room, kind), np.empty(room, weight.dtype)
+        number = loop(weight, *given, places, values, first)
+        if number >= 0:
+            break
+    return Piece(name, places[:number], values[:number])
+
+
+def _same(piece: Piece) -> Piece:
+    return piece
+
+
+def _listed(scored: Scored, name: str, high: float) -> Piece:
+    """What lies below `high` in one tensor, block by block."""
+    kind = np.int32 if four_bytes_do(scored.masks[name]) else np.int64
+    places, values = [np.zeros(0, kind)], []
+    for start, kept, block in scored.kept_blocks(name):
+        here, scores = _between(block, kept, -math.inf, high)
+        places.append((here + start).astype(kind))
+        values.append(scores)
+    return Piece(name, np.concatenate(places), np.concatenate(values))
+
+
+def clear(
+    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], compiled: Any
+) -> None:
+    """Take out what was found below the edge."""
+    tasks = []
+    for name, places, values in pieces:
+        kept, weights = masks[name].view(-1), magnitudes[name].view(-1) if name in magnitudes else None
+        if compiled is not None and weights is not None and weights.dtype in (torch.float32, torch.float64):
+            edge_here = values.dtype.type(edge)
+            tasks.append(partial(compiled.clear, places, values, edge_here, kept.numpy(), weights.numpy()))
+            continue
+        last = torch.from_numpy(places[values < edge]).to(kept.device).long()
+        kept.index_fill_(0, last, False)
+        if weights is not None:
+            weights.index_fill_(0, last, 0.0)
+    if tasks:
+        compiled.side_by_side(tasks)
+
+
+def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:
+    """Positions in a tensor of what was found just at the edge, in order."""
+    equal = [piece.places[piece.values == edge] for piece in pieces if piece.name == name]
+    return torch.from_numpy(np.sort(np.concatenate(equal)) if equal else np.zeros(0)).long()
+
+
+def scores_at(compiled: Any, scored: Scored, name: str, positions: Tensor) -> np.ndarray:
+    """Scores of one tensor at some flat positions."""
+    sensitivity, factors, weight = scored.sensitivities[name], scored.factors(name), scored.magnitudes[name].reshape(-1)
+    pair = factors[0] if len(factors) == 1 and sensitivity.dense is None else None
+    if pair is None or pair[0].dtype != weight.dtype:
+        return _numpy(sensitivity.at(factors, positions) * weight[positions])
+    values = np.empty(len(positions), weight.numpy().dtype)
+    compiled.products_at(positions.numpy(), pair[0].numpy(), pair[1].numpy(), weight.numpy(), values)
+    return values
+
+
+def not_below(block: Tensor, edge: float) -> Tensor:
+    if block.device.type != "cpu":
+        return torch.ge(block, edge)
+    flat = block.numpy()
+    return torch.from_numpy(np.greater_equal(flat, flat.dtype.type(edge)))
+
+
+def at_edge(block: Tensor, kept: Tensor, edge: float) -> Tensor:
+    """Where kept weights score just the edge."""
+    if block.device.type != "cpu":
+        return torch.nonzero((block == edge).logical_and_(kept)).view(-1)
+    flat = block.numpy()
+    flags = np.equal(flat, flat.dtype.type(edge))
+    return torch.from_numpy(_true(np.logical_and(flags, kept.numpy(), out=flags)))
+
+
+def keep(values: Tensor, stays: Tensor) -> None:
+    """Zero all values but those that stay."""
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        array = values.numpy()  # torch fills under a mask twelve times as slowly
+        np.multiply(array, stays.numpy(), out=array)
+    else:
+        values.masked_fill_(stays.logical_not(), 0.0)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _under(block: Tensor, kept: Tensor, low: float) -> np.ndarray:
+    flat = _numpy(block)
+    under: np.ndarray = np.less(flat, flat.dtype.type(low))
+    np.logical_and(under, _numpy(kept), out=under)
+    return under
+
+
+def _between(block: Tensor, kept: Tensor, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Places and scores of the kept weights from `low` to `high`."""
+    if block.device.type == "cpu":
+        # NumPy compares and gathers several times faster than torch does on a processor.
+        flat = block.numpy()
+        flags = np.less_equal(flat, flat.dtype.type(high))
+        if low > -math.inf:
+            np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
+        here = _true(np.logical_and(flags, kept.numpy(), out=flags))
+        return here, flat.take(here)
+    places = torch.nonzero(torch.le(block, high).logical_and_(torch.ge(block, low)).logical_and_(kept)).view(-1)
+    return _numpy(places), _numpy(block[places])
+
+
+def _true(flags: np.ndarray) -> np.ndarray:
+    """Where flags are set; few are, so eight are looked at in one go."""
+    whole = len(flags) // 8 * 8
+    words = flags[:whole].view(np.uint64)
+    some = np.flatnonzero(words != 0)
+    inner = np.flatnonzero(words[some].view(np.bool_))
+    places = (some[inner >> 3] << 3) + (inner & 7)
+    return places if whole == len(flags) else np.concatenate([places, whole + np.flatnonzero(flags[whole:])])
