@@ -6,17 +6,19 @@ Which norm follows which layer is read off a recorded run, so it does not matter
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from typing import Any, TypeVar
+import warnings
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from .compaction.operations import BATCH_NORMS
-from .compaction.tape import Tape, mark_outputs, recording
-from .compaction.verification import DifferenceError, compare, double, inputs_like, run
+from .compaction.verification import DifferenceError, compare, double, inputs_like
 from .errors import SynflowError
+from .freezing import choose_forms, pack, reshape
+from .freezing import freeze as freeze_graph
 from .masks import bake
+from .recorded_run import RecordedRun, record
 
 __all__ = ["for_inference"]
 
@@ -29,13 +31,25 @@ _LAYERS = (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def for_inference(model: Model, example: Any, *, channels_last: bool = True) -> Model:
+@overload
+def for_inference(
+    model: Model, example: Any, *, channels_last: bool = True, freeze: Literal[False] = False
+) -> Model: ...
+
+
+@overload
+def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool) -> nn.Module: ...
+
+
+def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool = False) -> nn.Module:
     """A copy for inference only, with the same outputs up to rounding: masks baked in, batch norms folded, eval mode.
 
     A batch norm goes where all it reads is the output of one convolution or linear layer that nothing else reads.
     `channels_last` lays images out with channels innermost, which is faster for convolutions on CPUs; pass False where
-    it is not. Outputs on random inputs must equal the model's to 1e-10 in double precision, or nothing is returned. The
-    model itself is not changed.
+    it is not. `freeze` makes one graph of it that runs without Python (`torch.jit`), for inputs of the example's shape,
+    batch size included, and for the way they take through the model's code; convolutions get the form that suits the
+    sizes of their images. A model that can't be traced is returned unfrozen, with a warning. Outputs on random inputs
+    must equal the model's to 1e-10 in double precision, or nothing is returned. The model itself is not changed.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     >>> for_inference(model, torch.ones(1, 3, 8, 8))
@@ -51,58 +65,52 @@ def for_inference(model: Model, example: Any, *, channels_last: bool = True) -> 
     bake(ready)
     vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's
     ready.eval().requires_grad_(False)
-    dtype, pairs = _pairs(ready, example)
-    reference, folded = double(copy.deepcopy(ready), dtype), double(copy.deepcopy(ready), dtype)
+    seen = record(ready, example)
+    pairs = _pairs(ready, seen)
+    reference, folded = (double(copy.deepcopy(ready), seen.dtype) for _ in range(2))
     _fold(folded, pairs)
-    _check(reference, folded, example, dtype)
+    _check(reference, folded, example, seen.dtype)
     _fold(ready, pairs)
     if channels_last and any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in ready.modules()):
         ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if freeze:
+        try:
+            return _frozen(ready, reference, folded, example, channels_last)
+        except Exception as cause:
+            reason = str(cause).strip().splitlines()[:1] or [type(cause).__name__]
+            name = type(model).__name__
+            warnings.warn(f"{name} is made ready for inference, but not frozen: {reason[0]}", stacklevel=2)
     return ready
 
 
-def _pairs(model: nn.Module, example: Any) -> tuple[torch.dtype, list[tuple[str, str]]]:
-    """The paths of each layer and the norm that can be folded into it, and the precision in which the model runs."""
-    dtype, tape = _recorded(model, example)
-    makers = {number: step for step in tape.steps for number in step.outputs}
-    reads = Counter(number for step in tape.steps for number in step.inputs)
-    reads.update(tape.outputs)
-    names = {name: number for number, name in tape.leaves.items()}
+def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: Any, channels_last: bool) -> nn.Module:
+    """The frozen form of a folded model, of which there is a copy in double precision, and the unfolded one in it."""
+    seen = record(ready, example)
+    forms = choose_forms(ready, seen)
+    reshape(folded, forms, channels_last)
+    _check(reference, folded, example, seen.dtype)
+    shaped = copy.deepcopy(ready)
+    reshape(shaped, forms, channels_last)
+    if channels_last:
+        shaped.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    pack(shaped, forms, channels_last)
+    return freeze_graph(shaped, ready, example)
 
-    def alone(path: str) -> bool:
-        """Weights of its own, read once: what other places read, too, can't be changed for one of them."""
-        module = model.get_submodule(path)
-        own = [f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        return not hooked and all(name in names and reads[names[name]] == 1 for name in own)
 
+def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
+    """The paths of each layer and the norm that can be folded into it."""
     found: list[tuple[str, str]] = []
-    for norm in tape.steps:
+    for norm in seen.tape.steps:
         if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
             continue
-        layer = makers.get(norm.inputs[0])
-        if layer is None or reads[norm.inputs[0]] > 1 or not alone(layer.module) or not alone(norm.module):
+        layer = seen.makers.get(norm.inputs[0])
+        if layer is None or seen.reads[norm.inputs[0]] > 1:
+            continue
+        if not seen.alone(model, layer.module) or not seen.alone(model, norm.module):
             continue
         if type(model.get_submodule(layer.module)) in _LAYERS and _after(model.get_submodule(norm.module)) is not None:
             found.append((layer.module, norm.module))
-    return dtype, found
-
-
-def _recorded(model: nn.Module, example: Any) -> tuple[torch.dtype, Tape]:
-    problem: Exception | None = None
-    for dtype in (torch.float64, torch.float32):  # some models have operations in single precision only
-        work, tape = double(copy.deepcopy(model), dtype), Tape()
-        try:
-            with recording(work, tape, training=False):
-                mark_outputs(tape, run(work, inputs_like(example, None, 1, dtype), training=False))
-        except Exception as cause:
-            problem = problem or cause
-        else:
-            return dtype, tape
-    raise SynflowError(
-        f"{type(model).__name__} does not run on the example: {type(problem).__name__}: {problem}; "
-        "pass inputs that the model takes, a tuple for several or a dict for named ones"
-    ) from problem
+    return found
 
 
 def _after(norm: Any) -> nn.Module | None:
@@ -143,6 +151,6 @@ def _check(reference: nn.Module, folded: nn.Module, example: Any, dtype: torch.d
             compare(reference, folded, {}, {}, inputs, training=False)
         except DifferenceError as difference:
             raise SynflowError(
-                f"with its norms folded the model is not the same: {difference}; nothing is returned. "
+                f"made ready for inference the model is not the same: {difference}; nothing is returned. "
                 "Norms after these layers may be looked at elsewhere in the model: leave it as it is"
             ) from None
