@@ -3,10 +3,12 @@
     python benchmarks/compaction.py                                   # every row that is not there yet, then the table
     python benchmarks/compaction.py --only vgg16_bn:100 --again       # one row, measured anew
     python benchmarks/compaction.py --only vgg16_bn:100 --parts profile variants onnx
+    python benchmarks/compaction.py --only vgg16_bn:100 --parts forms --again    # one more run of single images
 
 Variants take turns, so that whatever else the machine does hits them alike; ratios are those of the medians. Masks and
 figures are kept in a folder, one JSON file per network and compression, so that a run can be cut into pieces. Parts:
-`bench` the training step and inference, `onnx` folded norms and exported files, `profile` where the time of a compact
+`bench` the training step and inference, `forms` single images in all forms of inference (what the row of single images
+is judged by: the median of all runs), `onnx` folded norms and exported files, `profile` where the time of a compact
 training step goes, `variants` what could take it further (memory format, no masks, folded norms, torch.compile).
 """
 
@@ -27,14 +29,20 @@ from synflow import attached, bake, bench, compact, for_inference, load_masks, p
 from synflow.experiments.models import build
 
 ROWS = [f"{model}:{compression}" for model in ("vgg16_bn", "resnet18") for compression in (10, 100, 1000)]
-# What is to be reached on VGG-16: (task, batch, compression) -> times faster than dense.
-TARGETS = {("training step", 128, 100): 2.5, ("training step", 128, 1000): 6.0, ("inference", 1, 100): 8.0}
+# What is to be reached on VGG-16: (task, batch, variant, compression) -> times faster than the dense network as it is.
+TARGETS = {
+    ("training step", 128, "compact", 100): 2.5,
+    ("training step", 128, "compact", 1000): 6.0,
+    ("forms", 1, "compact, frozen", 100): 8.0,
+}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=ROWS, metavar="MODEL:COMPRESSION")
-    parser.add_argument("--parts", nargs="+", default=["bench"], choices=["bench", "onnx", "profile", "variants"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["bench"], choices=["bench", "forms", "onnx", "profile", "variants"]
+    )
     parser.add_argument("--again", action="store_true", help="measure rows anew that are there already")
     parser.add_argument("--compile", action="store_true", help="with variants, also torch.compile (minutes)")
     parser.add_argument("--repeats", type=int, default=7)
@@ -53,7 +61,10 @@ def main() -> None:
         found = json.loads(path.read_text()) if path.exists() else {}
         missing = [part for part in options.parts if options.again or part not in found]
         if missing:
-            found |= measured(row, missing, options)
+            new = measured(row, missing, options)
+            if "forms" in new:  # every run counts, none replaces another
+                new["forms"] = found.get("forms", []) + new["forms"]
+            found |= new
             unfinished = path.with_suffix(".part")
             unfinished.write_text(json.dumps(found, indent=1) + "\n")
             unfinished.replace(path)
@@ -75,9 +86,14 @@ def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
     print(f"\n{row}: compacted and checked in {found['compact_seconds']:.1f} s; widths {found['widths']}", flush=True)
     shared = {"small": small, "repeats": options.repeats, "threads": options.threads}
     if "bench" in parts:
-        result = bench(model, masks, example, train_batches=[128], inference_batches=[1, 64], **shared)
+        result = bench(model, masks, example, train_batches=[128], inference_batches=[1, 64], forms=True, **shared)
         print(result, flush=True)
         found["bench"] = json.loads(result.to_json())
+    if "forms" in parts:
+        shared["repeats"] = 3 * options.repeats
+        result = bench(model, masks, example, train_batches=[], inference_batches=[1], forms=True, **shared)
+        print(result, flush=True)
+        found["forms"] = [json.loads(result.to_json())]
     if "onnx" in parts:
         formats = {"onnx": True, "folded": True, "openvino": find_spec("openvino") is not None}
         result = bench(model, masks, example, train_batches=[], inference_batches=[1, 64], **formats, **shared)
@@ -90,27 +106,51 @@ def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
     return found
 
 
+Cell = tuple[str, int, str]  # task, batch, variant
+
+
 def table(folder: Path) -> None:
-    """The ratios of all rows that have been measured, by task."""
-    tasks = [("training step", 128)]
-    tasks += [(task, size) for task in ("inference", "folded", "onnxruntime", "openvino") for size in (1, 64)]
-    rows: dict[str, dict[tuple[str, int], float]] = {}
+    """The ratios of all rows that have been measured, by task, and the runs of single images one by one."""
+    rows: dict[str, dict[Cell, list[float]]] = {}
     for row in ROWS:
         path = folder / f"{row.replace(':', '-')}.json"
         if path.exists():
-            found = json.loads(path.read_text())
-            timings = found["bench"]["timings"] if "bench" in found else []
-            timings += [t for t in found["onnx"]["timings"] if t["task"] != "inference"] if "onnx" in found else []
-            rows[row] = {(t["task"], t["batch"]): t["ratio"] for t in timings if t["variant"] == "compact"}
-    print(f"\n{'times faster than dense':24}" + "".join(f"{row.replace('_bn', '') + 'x':>15}" for row in rows))
+            rows[row] = ratios(json.loads(path.read_text()))
+    tasks = [("training step", 128, "compact")]
+    tasks += [
+        (task, size, "compact") for task in ("inference", "folded", "onnxruntime", "openvino") for size in (1, 64)
+    ]
+    forms = [
+        f"{name}, {form}" for name in ("dense", "compact") for form in ("channels last", "for_inference", "frozen")
+    ]
+    tasks += [("forms", size, variant) for size in (1, 64) for variant in ("compact", *forms)]
+    print(f"\n{'times faster than dense':40}" + "".join(f"{row.replace('_bn', '') + 'x':>15}" for row in rows))
     for task in tasks:
-        cells = [f"{ratios[task]:14.2f}x" if task in ratios else f"{'-':>15}" for ratios in rows.values()]
-        print(f"{f'{task[0]}, batch {task[1]}':24}" + "".join(cells))
-    for (task, batch, compression), wanted in TARGETS.items():
-        ratio = rows.get(f"vgg16_bn:{compression}", {}).get((task, batch))
-        if ratio is not None:
-            verdict = "reached" if ratio >= wanted else "NOT reached"
-            print(f"target {wanted}x for {task}, batch {batch}, VGG-16 at {compression}x: {verdict}")
+        cells = [
+            f"{statistics.median(found[task]):14.2f}x" if task in found else f"{'-':>15}" for found in rows.values()
+        ]
+        name = f"{task[0]}, batch {task[1]}" if task[0] != "forms" else f"inference, {task[1]}: {task[2]}"
+        if any(cell.strip() != "-" for cell in cells):
+            print(f"{name:40}" + "".join(cells))
+    for (task, batch, variant, compression), wanted in TARGETS.items():
+        runs = rows.get(f"vgg16_bn:{compression}", {}).get((task, batch, variant), [])
+        if runs:
+            verdict = "reached" if statistics.median(runs) >= wanted else "NOT reached"
+            each = ", ".join(f"{ratio:.2f}" for ratio in runs)
+            what = "inference" if task == "forms" else task
+            print(f"VGG-16 at {compression}x, {what}, batch {batch}, {variant}: {wanted}x {verdict} ({each})")
+
+
+def ratios(found: dict) -> dict[Cell, list[float]]:
+    """Of every cell of a row's file the ratios to the dense network as it is, one per run."""
+    timings = found["bench"]["timings"] if "bench" in found else []
+    timings += [t for t in found["onnx"]["timings"] if t["task"] != "inference"] if "onnx" in found else []
+    for run in found.get("forms", []):
+        timings += [t for t in run["timings"] if t["task"] == "forms"]
+    cells: dict[Cell, list[float]] = {}
+    for t in timings:
+        cells.setdefault((t["task"], t["batch"], t["variant"]), []).append(t["ratio"])
+    return cells
 
 
 def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
@@ -127,8 +167,6 @@ def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
 
 
 def call(model: nn.Module, inputs: torch.Tensor) -> Callable[[], object]:
-    model.eval()
-
     def run() -> object:
         with torch.inference_mode():
             return model(inputs)
@@ -223,7 +261,8 @@ def inference_variants(model: nn.Module, small: nn.Module, options: argparse.Nam
         runs[f"{name}, norms folded, channels_last"] = call(both, last)
         with warnings.catch_warnings():  # that it will go one day
             warnings.simplefilter("ignore", DeprecationWarning)
-            runs[f"{name}, the same, frozen"] = call(torch.jit.freeze(torch.jit.trace(both, last)), last)
+            runs[f"{name}, the same, traced"] = call(torch.jit.freeze(torch.jit.trace(both, last)), last)
+            runs[f"{name}, frozen"] = call(for_inference(plain, inputs, freeze=True), last)
         if options.compile:
             runs[f"{name}, compiled"] = call(torch.compile(copy.deepcopy(plain)), inputs)
     return in_turns("inference, batch 1", runs, 3 * options.repeats, 5)

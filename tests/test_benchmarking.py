@@ -81,6 +81,18 @@ def test_exported_files_are_timed_too():
     assert compact.onnx_bytes < dense.onnx_bytes
 
 
+def test_forms_of_inference_are_laid_side_by_side():
+    model, masks, example = net()
+    options = {"train_batches": (), "inference_batches": (1, 2), "repeats": 1, "warmup": 0, "progress": False}
+    result = bench(model, masks, example, forms=True, **options)
+    forms = ["", ", channels last", ", for_inference", ", frozen"]
+    rows = [(t.batch, t.variant) for t in result.timings if t.task == "forms"]
+    assert rows == [(size, name + form) for size in (1, 2) for name in ("dense", "compact") for form in forms]
+    assert result.ratio("forms", 1, "dense") == 1
+    assert result.ratio("forms", 2, "compact, frozen") > 0
+    assert "compact, for_inference" in str(result)
+
+
 def test_openvino_runs_the_exported_files_with_the_same_outputs(tmp_path):
     pytest.importorskip("openvino", reason="openvino is not installed: pip install 'synflow[openvino]'")
     model, masks, example = net()

@@ -88,11 +88,12 @@ class Benchmark:
             figure.savefig(temporary)
 
     def __str__(self) -> str:
-        lines = [f"{'':24}{'variant':>10}{'median':>12}{'quartiles':>22}{'faster':>9}"]
+        wide = max([10, *(len(t.variant) + 2 for t in self.timings)])
+        lines = [f"{'':24}{'variant':>{wide}}{'median':>12}{'quartiles':>22}{'faster':>9}"]
         for t in self.timings:
             spread = f"{_seconds(t.low)} - {_seconds(t.high)}"
             what = f"{t.task}, batch {t.batch}"
-            lines.append(f"{what:24}{t.variant:>10}{_seconds(t.seconds):>12}{spread:>22}{t.ratio:>8.2f}x")
+            lines.append(f"{what:24}{t.variant:>{wide}}{_seconds(t.seconds):>12}{spread:>22}{t.ratio:>8.2f}x")
         lines.append("")
         tasks = list(self.peaks)
         header = f"{'variant':10}{'parameters':>12}{'nonzero':>12}{'MFLOP':>10}{'file':>10}"

@@ -55,6 +55,7 @@ def bench(
     threads: int | None = None,
     compile: bool = False,
     folded: bool = False,
+    forms: bool = False,
     onnx: bool = False,
     openvino: bool = False,
     small: nn.Module | None = None,
@@ -65,8 +66,9 @@ def bench(
     Each measurement is repeated, the variants taking turns, and given as median and quartiles. Batches are made of the
     example, whose tensors must all have the batch as first dimension. `loss` maps the model's outputs to a number
     (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch, onnxruntime and OpenVINO.
-    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` that from exported files. Pass `small`
-    if the model is compacted already.
+    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` that from exported files. `forms`
+    lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
+    form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
     """
     if repeats < 1:
         raise SynflowError(f"repeats must be at least 1, got {repeats}")
@@ -93,10 +95,12 @@ def bench(
                     ("folded", size, partial(_each, inference_run, ready, inputs[size], compile))
                     for size in inference_batches
                 ]
+            if forms:
+                plans += [("forms", size, partial(_forms, variants, inputs[size])) for size in inference_batches]
             for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
                 if onnx if task == "onnxruntime" else openvino:
                     plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
-            timings = list(_measure(plans, len(variants), repeats, warmup, progress))
+            timings = list(_measure(plans, repeats, warmup, progress))
             peaks = _peaks(plans, device)
             sizes = {name: _size(name, m, example, files.get(name)) for name, m in variants.items()}
         settings = {
@@ -128,9 +132,7 @@ def enlarged(example: Any, size: int, channels_last: bool) -> Any:
             return leaf
         times = -(-size // leaf.shape[0])
         batch = leaf.repeat(times, *[1] * (leaf.dim() - 1))[:size]
-        if channels_last and batch.dim() == 4:
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        return batch
+        return _channels_last(batch) if channels_last else batch
 
     return pytree.tree_map(fill, example)
 
@@ -170,6 +172,35 @@ def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
     return call
 
 
+def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
+    """Inference of the dense and the compact network in all forms that torch has for it, inputs laid out alike."""
+    laid_out = pytree.tree_map(_channels_last, inputs)
+    runs: dict[str, Run] = {}
+    for name in ("dense", "compact"):
+        plain = variants[name]
+        runs[name] = inference_run(plain, inputs, False)
+        last = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
+        runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
+        runs[f"{name}, frozen"] = _graph_run(for_inference(plain, inputs, freeze=True), laid_out)
+    return runs
+
+
+def _channels_last(leaf: Any) -> Any:
+    images = isinstance(leaf, Tensor) and leaf.dim() == 4
+    return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
+
+
+def _graph_run(graph: nn.Module, inputs: Any) -> Run:
+    args, kwargs = arguments(inputs)
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return graph(*args, **kwargs)
+
+    return call
+
+
 def _runtime(path: Path, inputs: Any) -> Run:
     session = onnx_session(path, torch.get_num_threads())
     given = feeds(session, inputs)
@@ -191,8 +222,8 @@ def _each(make: Callable[..., Run], variants: Mapping[str, Any], *args: Any) -> 
     return {name: make(variant, *args) for name, variant in variants.items()}
 
 
-def _measure(plans: list[Plan], count: int, repeats: int, warmup: int, progress: bool) -> Iterator[Timing]:
-    with tqdm(total=repeats * count * len(plans), desc="bench", disable=not progress, leave=False) as bar:
+def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> Iterator[Timing]:
+    with tqdm(total=repeats * len(plans), desc="bench", disable=not progress, leave=False) as bar:
         for task, size, get_ready in plans:
             bar.set_postfix_str(f"{task}, batch {size}")
             runs = get_ready()
@@ -205,7 +236,7 @@ def _measure(plans: list[Plan], count: int, repeats: int, warmup: int, progress:
             for _ in range(repeats):
                 for name, run in runs.items():
                     seconds[name].append(clocked(run, loops[name]))
-                    bar.update()
+                bar.update()
             dense = statistics.median(seconds["dense"])
             for name, values in seconds.items():
                 low, middle, high = _quartiles(values)
