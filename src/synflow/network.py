@@ -107,14 +107,19 @@ def open_network(
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     score_name: str = "this score",
+    own: bool = False,
 ) -> Network:
-    """Check a model and make the private copy that scores work on; tensors are shared until they are replaced."""
+    """Check a model and make the private copy that scores work on; tensors are shared until they are replaced.
+
+    With `own` the model is nobody else's, was checked before, and is not copied.
+    """
     if not isinstance(model, nn.Module):
         raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     chosen = prunable(model, select, protect)
     for name, parameter in chosen.items():
-        check_finite(name, parameter.detach())
-    twin = private_copy(model, chosen)
+        if not own:
+            check_finite(name, parameter.detach())
+    twin = model if own else private_copy(model, chosen)
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
     network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen))
     network._originals = chosen  # held, so that their ids stay theirs

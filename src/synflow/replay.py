@@ -1,7 +1,7 @@
 """A measurement written down once and repeated without Python's and autograd's part in it.
 
 From step to step only the values of the weights change. So the tensor operations of one measurement, forward and
-backward, are recorded as a graph; running the graph again gives the flow and the sensitivities of what is left. The
+backward, are written down; running them again gives the flow and the sensitivities of what is left. The
 powers of two by which flows were rescaled stay as they were recorded: they round nothing, and a flow that drifts too
 far is recorded anew.
 """
@@ -11,17 +11,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.utils import _pytree as pytree
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .flow import READING
+from .flow import READING, leaves
 from .measurement import Measurement
 from .modes import plain_tensors
 from .sensitivity import Sensitivity, Use
@@ -31,35 +29,72 @@ log = logging.getLogger("synflow")
 # A flow this many powers of two from the recorded one is recorded anew: numbers would come near the edge of their type.
 DRIFT = 40
 # What a recording may hold, as a share of what the weights take: each result lives until the end of it.
-ROOM = 0.5
+ROOM = 1.5
 
 
 class _NotRepeatableError(Exception):
     """Why operations cannot be repeated with other values."""
 
 
+@dataclass
+class _Call:
+    """An operation: its arguments, where in them values of slots go, what slots it fills, and which it empties."""
+
+    function: Callable[..., Any]
+    writes: bool
+    single: bool
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    puts: list[tuple[Any, Any, int]] = field(default_factory=list)
+    outputs: list[int | None] = field(default_factory=list)
+    frees: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A sensitivity, by where its parts are among the results."""
+
+    shape: torch.Size
+    dense: int | None
+    uses: list[tuple[int, int, Any]]
+
+
 @dataclass(frozen=True)
 class Replay:
-    """A recorded measurement; `run` repeats it on the weights as they are now."""
+    """A recorded measurement (`first`, without its sensitivities); `run` repeats it on the weights as they are now."""
 
-    first: Measurement  # without its sensitivities
-    _run: Callable[..., Any]
-    _given: tuple[Tensor, ...]
-    _shapes: dict[str, torch.Size]
-    _windows: dict[str, list[Any]]
+    first: Measurement
+    _calls: list[_Call]
+    _magnitudes: list[Tensor]
+    _slots: int
+    _results: list[int | Tensor]
+    _parts: dict[str, _Parts]
 
     @plain_tensors
     def run(self) -> Measurement | None:
         """The flow and the sensitivities now; None where the recording no longer serves."""
+        values: list[Any] = self._magnitudes + [None] * (self._slots - len(self._magnitudes))
         with torch.no_grad():
-            total, found = self._run(*self._given)
-        value = float(total)
+            for call in self._calls:
+                for place, key, slot in call.puts:
+                    place[key] = values[slot]
+                outcome = call.function(*call.args, **call.kwargs)
+                for output, value in zip(call.outputs, [outcome] if call.single else outcome, strict=True):
+                    if output is not None:
+                        values[output] = value
+                for place, key, _ in call.puts:
+                    place[key] = None
+                for slot in call.frees:
+                    values[slot] = None
+        found = [values[slot] if isinstance(slot, int) else slot for slot in self._results]
+        value = float(found[0])
         if not math.isfinite(value) or not value > 0 or abs(math.log2(value / self.first.value)) > DRIFT:
             return None
         sensitivities = {}
-        for name, (dense, uses) in found.items():
-            again = [Use(left, right, how) for (left, right), how in zip(uses, self._windows[name], strict=True)]
-            sensitivities[name] = Sensitivity(self._shapes[name], dense, again)
+        for name, parts in self._parts.items():
+            dense = None if parts.dense is None else found[parts.dense]
+            uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
+            sensitivities[name] = Sensitivity(parts.shape, dense, uses)
         return dataclasses.replace(self.first, value=value, sensitivities=sensitivities)
 
 
@@ -69,7 +104,7 @@ def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor
     with recorder:
         flow = measure()
     try:
-        replay = recorder.finished(flow)
+        replay = recorder.finished(flow, magnitudes)
     except _NotRepeatableError as reason:
         log.debug("measurements are not repeated from a recording: %s", reason)
         replay = None
@@ -77,21 +112,21 @@ def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees each tensor operation below autograd and writes down those that depend on the weights."""
+    """Sees each tensor operation below autograd and writes down those that depend on the weights.
+
+    What depends on them has a slot; everything else is a constant and is written down as it is.
+    """
 
     def __init__(self, magnitudes: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.graph = fx.Graph()
-        self.nodes: dict[Any, fx.Node] = {}
-        self.given: list[Tensor] = []
-        self.inputs: list[fx.Node] = []
-        self.held: list[Tensor] = []  # so that no storage is used again while keys point to it
-        self.storages = {magnitude.untyped_storage()._cdata for magnitude in magnitudes.values()}
-        self.room = int(ROOM * sum(m.numel() * m.element_size() for m in magnitudes.values())) + (1 << 24)
+        self.slots: dict[Any, int] = {}
+        self.held = list(magnitudes.values())  # so that no storage is used again while keys point to it
+        self.calls: list[_Call] = []
+        self.storages = {magnitude.untyped_storage()._cdata for magnitude in self.held}
+        self.room = int(ROOM * sum(m.numel() * m.element_size() for m in self.held)) + (1 << 24)
         self.problem = ""
-        for magnitude in magnitudes.values():
-            self.nodes[_key(magnitude)] = self._placeholder(magnitude)
-        self.live = set(self.nodes)
+        for index, magnitude in enumerate(self.held):
+            self.slots[_key(magnitude)] = index
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -103,100 +138,114 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.problem:
-            self._note(func, args, kwargs, result)
+            try:
+                self._note(func, args, kwargs, result)
+            except _NotRepeatableError as reason:
+                self.problem = str(reason)
+                self.held, self.calls = [], []
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not self._lives((args, kwargs)):
-            return None
+            return
         name, tags = func._schema.name, func.tags
         if name == "aten::_local_scalar_dense" and READING.harmless:
-            return None
+            return
         by_place = name == "aten::index" and not self._lives(args[1])
         if (torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags) and not by_place:
-            return self._stop(f"{name} decides by the values of the flow")
+            raise _NotRepeatableError(f"{name} decides by the values of the flow")
         if torch.Tag.nondeterministic_seeded in tags:
-            return self._stop(f"{name} draws random numbers")
-        for written in _written(func, args, kwargs):
-            if _key(written) not in self.live:
-                return self._stop(f"{name} writes into a constant")
-        take = pytree.tree_map(lambda leaf: self._node(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        node = self.graph.call_function(func, *take)
-        if isinstance(result, Tensor):
-            self._hold(result, node)
-            return None
-        for index, part in enumerate(result if isinstance(result, (tuple, list)) else [result]):
-            if isinstance(part, Tensor):
-                self._hold(part, self.graph.call_function(operator.getitem, (node, index)))
-            elif part is not None:
-                return self._stop(f"{name} returns {type(part).__name__}")
-        return None
+            raise _NotRepeatableError(f"{name} draws random numbers")
+        written = _written(func, args, kwargs)
+        if any(_key(tensor) not in self.slots for tensor in written):
+            raise _NotRepeatableError(f"{name} writes into a constant")
+        outputs = [result] if isinstance(result, Tensor) else list(result)
+        if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
+            raise _NotRepeatableError(f"{name} returns more than tensors")
+        call = _Call(func, bool(written), single=isinstance(result, Tensor))
+        call.args, call.kwargs = self._filled(call, list(args)), self._filled(call, kwargs)
+        call.outputs = [None if part is None else self._slot(part) for part in outputs]
+        self.calls.append(call)
+
+    def _filled(self, call: _Call, tree: Any) -> Any:
+        """A copy of nested arguments, with a note of where the values of slots belong."""
+        copy: Any = {} if isinstance(tree, dict) else [None] * len(tree)
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            if isinstance(value, Tensor) and _key(value) in self.slots:
+                call.puts.append((copy, key, self.slots[_key(value)]))
+            elif isinstance(value, Tensor):
+                copy[key] = value.detach()
+            else:
+                copy[key] = self._filled(call, value) if isinstance(value, (list, tuple, dict)) else value
+        return copy
 
     def _lives(self, tree: Any) -> bool:
         """Whether something in nested arguments depends on the weights."""
-        return any(isinstance(leaf, Tensor) and _key(leaf) in self.live for leaf in pytree.tree_leaves(tree))
+        return any(isinstance(leaf, Tensor) and _key(leaf) in self.slots for leaf in leaves(tree))
 
-    def _hold(self, tensor: Tensor, node: fx.Node) -> None:
+    def _slot(self, tensor: Tensor) -> int:
+        """A new slot for a result."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
             self.storages.add(storage._cdata)
             self.room -= storage.nbytes()
             if self.room < 0:
-                return self._stop("it would hold too much")
-        key = _key(tensor)
+                raise _NotRepeatableError("it would hold too much")
+        self.slots[_key(tensor)] = len(self.held)
         self.held.append(tensor)
-        self.nodes[key] = node
-        self.live.add(key)
-        return None
+        return len(self.held) - 1
 
-    def _stop(self, reason: str) -> None:
-        self.problem = reason
-        self.held.clear()
-        self.graph = fx.Graph()
-
-    def _placeholder(self, tensor: Tensor) -> fx.Node:
-        with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-            node = self.graph.placeholder(f"given{len(self.given)}")
-        self.given.append(tensor)
-        self.inputs.append(node)
-        return node
-
-    def _node(self, tensor: Tensor) -> fx.Node:
-        key = _key(tensor)
-        if key not in self.nodes:
-            self.nodes[key] = self._placeholder(tensor.detach())
-        return self.nodes[key]
-
-    def finished(self, flow: Measurement) -> Replay:
-        """The graph of all that the flow and its sensitivities need."""
+    def finished(self, flow: Measurement, magnitudes: Mapping[str, Tensor]) -> Replay:
+        """All that the flow and its sensitivities need."""
         if not flow.value > 0 or flow.total is None:
             raise _NotRepeatableError("there is no flow")
         if self.problem:
             raise _NotRepeatableError(self.problem)
-        found, shapes, windows = {}, {}, {}
-        for name, sensitivity in flow.sensitivities.items():
-            dense = None if sensitivity.dense is None else self._node(sensitivity.dense)
-            found[name] = (dense, [(self._node(use.left), self._node(use.right)) for use in sensitivity.uses])
-            shapes[name], windows[name] = sensitivity.shape, [use.windows for use in sensitivity.uses]
-        self.graph.output((self._node(flow.total), found))
-        self.graph.eliminate_dead_code()
-        given = dict(zip(self.inputs, self.given, strict=True))
-        order = tuple(given[node] for node in self.graph.nodes if node.op == "placeholder")
-        run = fx.GraphModule(torch.nn.Module(), self.graph).forward
-        return Replay(dataclasses.replace(flow, sensitivities={}, total=None), run, order, shapes, windows)
+        results: list[int | Tensor] = []
+
+        def result(tensor: Tensor) -> int:
+            results.append(self.slots.get(_key(tensor), tensor.detach()))
+            return len(results) - 1
+
+        result(flow.total)
+        parts = {
+            name: _Parts(
+                sensitivity.shape, None if sensitivity.dense is None else result(sensitivity.dense),
+                [(result(use.left), result(use.right), use.windows) for use in sensitivity.uses],
+            )
+            for name, sensitivity in flow.sensitivities.items()
+        }  # fmt: skip
+        calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
+        first = dataclasses.replace(flow, sensitivities={}, total=None)
+        return Replay(first, calls, list(magnitudes.values()), len(self.held), results, parts)
+
+
+def _needed(calls: list[_Call], results: set[int]) -> list[_Call]:
+    """The calls without which results would be missing, each with the slots that nobody reads after it."""
+    wanted, found = set(results), []
+    for call in reversed(calls):
+        outputs = {slot for slot in call.outputs if slot is not None}
+        if not call.writes and not outputs & wanted:
+            continue
+        inputs = {slot for _, _, slot in call.puts}
+        call.frees = sorted((inputs | outputs) - wanted)
+        wanted |= inputs
+        found.append(call)
+    return found[::-1]
 
 
 def _key(tensor: Tensor) -> Any:
     """The same for all tensors that show the same numbers of the same memory: autograd hands on copies of tensors."""
     storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The arguments that an operation writes to."""
-    found = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    if func._schema.is_mutable:
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                found += [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
     return found

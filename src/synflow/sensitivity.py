@@ -246,8 +246,8 @@ class _Patches(torch.autograd.Function):
         sent = gradients[0].detach().flatten(2).transpose(1, 2)
         into = None
         if ctx.needs_input_grad[0]:
-            parts = _back(sent.flatten(0, 1), weight.to(sent.dtype).flatten(1)).unflatten(0, sent.shape[:2])
-            parts = parts.transpose(1, 2)
+            parts = _back(weight.to(sent.dtype).flatten(1), sent.flatten(0, 1))
+            parts = parts.unflatten(1, sent.shape[:2]).transpose(0, 1)
             into = F.fold(parts, ctx.size[2:], tuple(weight.shape[2:]), dilation, padding, stride)
         left, right = sent.flatten(0, 1).t(), seen.detach().flatten(0, 1)
         if _is_thin(len(right), len(left), right.shape[1]):
@@ -257,13 +257,15 @@ class _Patches(torch.autograd.Function):
         return into, None, None, None
 
 
-def _back(sent: Tensor, weight: Tensor) -> Tensor:
-    """`sent @ weight` for few rows: two halves of the columns, which run on two threads where one product does not."""
+def _back(weight: Tensor, sent: Tensor) -> Tensor:
+    """`weight^T sent^T`; with few positions in an order that reads a large weight once, on two threads."""
     rows, columns = weight.shape
-    if columns % 2:
-        return sent @ weight
+    if len(sent) > 8:
+        return weight.t() @ sent.t()
+    if columns % 2 or weight.numel() < 1 << 18:
+        return (sent @ weight).t()
     halves = torch.bmm(sent.expand(2, *sent.shape), weight.view(rows, 2, columns // 2).transpose(0, 1))
-    return halves.transpose(0, 1).reshape(len(sent), columns)
+    return halves.transpose(1, 2).reshape(columns, len(sent))
 
 
 def _sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:

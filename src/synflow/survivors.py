@@ -26,8 +26,8 @@ from .streams import count, four_bytes_do
 
 log = logging.getLogger("synflow")
 
-# Networks with fewer weights are through before a cut would pay.
-SMALL = 1 << 18
+# Networks that hold fewer weights are through before a cut would pay.
+SMALL = 1 << 20
 # The network is cut down anew when this share of the weights it held is left.
 WORTH = 0.5
 # Images of fewer pixels are through before folding would pay.
@@ -63,6 +63,7 @@ class Survivors:
         self._outline: Any = None
         self._held = self.count
         self._replay: Replay | None = None
+        self._fresh: Measurement | None = None
         self._repeating = repeating and not self._half
 
     def _reads_half(self) -> bool:
@@ -100,18 +101,25 @@ class Survivors:
     ) -> tuple[Measurement, Scored]:
         """The flow of what is left, and its scores, which are not held."""
         usual = shifts and gradients and arithmetic is None
-        flow = self._replay.run() if usual and self._replay is not None else None
-        if flow is None:
-            how = partial(
-                measure, self.small, magnitudes=self.magnitudes, power=self.power, shifts=shifts, gradients=gradients,
-                lazy=True, arithmetic=arithmetic, fold=self._folds,
-            )  # fmt: skip
-            if usual and self._repeating:
-                flow, self._replay = recorded(how, self.magnitudes)
-                self._repeating = self._replay is not None
-            else:
-                flow = how()
+        if usual and self._fresh is not None:
+            flow, self._fresh = self._fresh, None
+        else:
+            flow = self._measured(usual, shifts=shifts, gradients=gradients, arithmetic=arithmetic)
         return flow, Scored(self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds)
+
+    def _measured(self, usual: bool, **how: Any) -> Measurement:
+        """A measurement; the usual kind is written down the first time and repeated from then on."""
+        flow = self._replay.run() if usual and self._replay is not None else None
+        if flow is not None:
+            return flow
+        run = partial(
+            measure, self.small, magnitudes=self.magnitudes, power=self.power, lazy=True, fold=self._folds, **how
+        )
+        if not usual or not self._repeating:
+            return run()
+        flow, self._replay = recorded(run, self.magnitudes)
+        self._repeating = self._replay is not None
+        return flow
 
     @property
     def idle(self) -> int:
@@ -122,7 +130,7 @@ class Survivors:
         """Prune the lightest weights, and the idle ones with them."""
         scored.remove(going)
         self.count -= going.number + self._idle
-        self._outside, self._idle = {}, 0
+        self._outside, self._idle, self._fresh = {}, 0, None
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the cut network (masks, scores) in the shapes of the whole one, zero where nothing is left."""
@@ -151,13 +159,13 @@ class Survivors:
                 part = _taken(part, self.origin[name].view(self.masks[name].shape))
             self.masks[name].copy_(part)
             self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
-        self.count = count(masks)
+        self.count, self._fresh = count(masks), None
         self._outside = {name: positions[masks[name].view(-1)[positions]] for name, positions in self._outside.items()}
         self._idle = sum(len(positions) for positions in self._outside.values())
 
     def shrink(self) -> None:
         """Cut the network down to the units that are alive, where enough has gone since the last time."""
-        if not self._shrinking or self.count > WORTH * self._held or self.network.size < SMALL:
+        if not self._shrinking or self.count > WORTH * self._held or self.small.size < SMALL:
             return
         self._held = self.count
         try:
@@ -175,25 +183,30 @@ class Survivors:
         places = {name: _places(mask, cut.kept[name]) for name, mask in self.masks.items() if name in cut.kept}
         if not places:
             return
+        again = self._repeating  # else gradients would only take memory
+        before, known = self._measured(again, gradients=again).log2, (self.small, self.magnitudes, self._replay)
         model, chosen = cut.apply(self._model, self.masks), set(self.masks)
-        small = open_network(
+        self.small = open_network(
             model, self.network.example, select=lambda name, _: name in chosen,
-            seed=self.network.seed, score_name=self.network.score_name,
+            seed=self.network.seed, score_name=self.network.score_name, own=True,
         )  # fmt: skip
-        magnitudes = {name: _taken(tensor, places.get(name)) for name, tensor in self.magnitudes.items()}
-        before = measure(self.small, magnitudes=self.magnitudes, power=self.power, gradients=False, fold=self._folds)
-        after = measure(small, magnitudes=magnitudes, power=self.power, gradients=False, fold=self._folds)
-        if not math.isclose(before.log2, after.log2, abs_tol=SAME * 1.5):
-            self._stop(f"its flow changes from 2^{before.log2} to 2^{after.log2}")
-            return
-        log.debug("goes on with %d of %d weights held", small.size, self.network.size)
+        self.magnitudes = {name: _taken(tensor, places.get(name)) for name, tensor in self.magnitudes.items()}
+        self._replay = None
+        try:
+            after = self._measured(again, gradients=again)
+            if not math.isclose(before, after.log2, abs_tol=SAME * 1.5):
+                raise SynflowError(f"its flow changes from 2^{before} to 2^{after.log2}")
+        except Exception:
+            self.small, self.magnitudes, self._replay = known
+            raise
+        log.debug("goes on with %d of %d weights held", self.small.size, self.network.size)
         for name, inside in places.items():
             self._leave(name, inside)
             flat = inside.reshape(-1)
             self.origin[name] = _taken(self.origin[name], flat) if name in self.origin else flat
         self.masks = {name: _taken(mask, places.get(name)) for name, mask in self.masks.items()}
-        self.small, self.magnitudes, self._model = small, magnitudes, model
-        self._places, self._outline, self._replay = {}, None, None
+        self._model, self._fresh = model, after if again else None
+        self._places, self._outline = {}, None
 
     def _leave(self, name: str, inside: Tensor) -> None:
         """Note the kept weights of a tensor that will not be in the cut network."""

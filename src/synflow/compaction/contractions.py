@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,7 +94,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     if x.numel() == k > 0:  # a single row: what any of its columns reaches
         rows = y if bool(x.all()) else y & x.transpose(-1, -2)
         reached = rows.view(torch.uint8).amax(-2, keepdim=True).bool()  # `any` takes ten times as long
-        return reached.expand(*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), *reached.shape[-2:])
+        return reached.expand(*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), *reached.shape[-2:])
     return torch.matmul(x.float(), y.float()) > 0
 
 
