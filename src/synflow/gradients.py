@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from torch.utils import _pytree as pytree
 
 from .errors import SynflowError
 from .measurement import cast_rest
+from .memory import give_back
 from .modes import plain_tensors
 from .network import Network, isolated, restoring
+from .second_order import EconomicalNorms
 
 Weights = Mapping[str, Tensor]
 
@@ -27,6 +30,7 @@ def loss_gradients(
     with closing(_losses(network, masks, training, temperature)) as losses:
         for loss, leaves in losses:
             _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
+            del loss
     return total
 
 
@@ -36,19 +40,38 @@ def hessian_products(
 ) -> dict[str, Tensor]:
     """H v, the Hessian of the summed loss times a vector."""
     total: dict[str, Tensor] = {}
+    losses = _losses(network, masks, training, temperature)
     # Fused attention kernels have no second derivative.
-    with sdpa_kernel(SDPBackend.MATH), closing(_losses(network, masks, training, temperature)) as losses:
+    with sdpa_kernel(SDPBackend.MATH), EconomicalNorms(), closing(losses):
         for loss, leaves in losses:
-            inputs = list(leaves.values())
-            first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
-            along = [(g * vectors[n]).sum() for n, g in zip(leaves, first, strict=True) if g is not None]
-            del first  # its graph is held by what was made of it, the gradients themselves need not be
-            slope = torch.stack(along).sum() if along else loss * 0.0
-            second: tuple[Tensor | None, ...] = (None,) * len(inputs)
-            if slope.requires_grad:
-                second = torch.autograd.grad(slope, inputs, allow_unused=True)
-            _accumulate(total, leaves, second)
+            _accumulate(total, leaves, _products(loss, leaves, vectors))
+            del loss  # and its graph, before the next batch makes another
     return total
+
+
+def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> tuple[Tensor | None, ...]:
+    inputs = list(leaves.values())
+    first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
+    along = [_Along.apply(g, vectors[n]) for n, g in zip(leaves, first, strict=True) if g is not None]
+    del first  # its graph is held by what was made of it, the gradients themselves need not be
+    slope = torch.stack(along).sum() if along else loss * 0.0
+    if not slope.requires_grad:
+        return (None,) * len(inputs)
+    give_back()
+    return torch.autograd.grad(slope, inputs, allow_unused=True)
+
+
+class _Along(torch.autograd.Function):
+    """A number whose derivative by a gradient is the vector: their product, which nobody reads, is left out."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, vector: Tensor) -> Tensor:
+        ctx.vector = vector
+        return gradient.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.vector, None
 
 
 @plain_tensors
@@ -108,6 +131,7 @@ def _losses(
             if not loss.requires_grad:
                 raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
             yield loss.reshape(()), leaves
+            del outputs, loss
 
 
 def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor | None, ...]) -> None:
