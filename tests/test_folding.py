@@ -111,31 +111,35 @@ def test_few_positions_are_computed() -> None:
         seen.append(tuple(found[0].shape[2:]))
         return found
 
-    original, folding._windows = folding._windows, windows
+    original, folding._shortened = folding._shortened, windows
     try:
         measure(network, lazy=True, fold=True)
     finally:
-        folding._windows = original
-    assert seen == [(3 * 3, 3 * 3), (5 * 3, 5 * 3)]
+        folding._shortened = original
+    assert seen == [(3, 3), (5, 5)]
 
 
 @given(
-    st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2), st.integers(0, 99)
-)
-def test_windows_of_each_kind_are_those_of_the_whole_line(
-    length: int, width: int, stride: int, padding: int, dilation: int, seed: int
+    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2),
+    st.integers(1, 2), st.integers(0, 99),
+)  # fmt: skip
+def test_windows_on_the_shorter_line_are_those_of_the_whole_one(
+    runs: list[int], width: int, stride: int, padding: int, dilation: int, seed: int
 ) -> None:
-    padding = min(padding, width // 2)
-    if length + 2 * padding < dilation * (width - 1) + 1:
+    padding, extent = min(padding, width // 2), dilation * (width - 1) + 1
+    if sum(runs) + 2 * padding < extent:
         return
     dice = torch.Generator().manual_seed(seed)
-    kinds = torch.randint(3, (length,), generator=dice)
+    kinds = torch.cat([torch.randint(3, (1,), generator=dice).expand(run) for run in runs])
     values = torch.cat([torch.rand(3, generator=dice, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
-    seen, which = folding._kinds_of_windows(kinds, 3, width, stride, padding, dilation)
-    padded = F.pad(values[kinds], (padding, padding))
-    windows = [padded[i : i + dilation * (width - 1) + 1 : dilation] for i in range(0, len(padded), stride)]
-    windows = [window for window in windows if len(window) == width]
-    assert torch.equal(values[seen].view(-1, width)[which], torch.stack(windows))
+    lines, pad, which = folding._shorter(kinds, 3, width, stride, padding, dilation)
+
+    def windows(line: Tensor, pad: int) -> Tensor:
+        return F.pad(line, (pad, pad)).unfold(0, extent, stride)[:, ::dilation]
+
+    assert torch.equal(windows(values[lines], pad)[which], windows(values[kinds], padding))
+    assert len(windows(values[lines], pad)) == int(which[-1]) + 1
+    assert len(lines) <= len(kinds) + 2 * padding
 
 
 def test_questions_about_shape_are_answered_for_the_whole_image() -> None:

@@ -73,9 +73,14 @@ def scaled(data: Tensor, power: int) -> Tensor:
 
 
 class Reading(threading.local):
-    """Whether a number is being read off a flow only to choose its power of two, which changes no digit."""
+    """What is read off flows while they are measured.
+
+    `harmless`: numbers are being read that decide on no more than a power of two, or how to compute the same. `checks`:
+    where a measurement is recorded, flags that have to be true whenever it is repeated.
+    """
 
     harmless = False
+    checks: list[Tensor] | None = None
 
 
 READING = Reading()

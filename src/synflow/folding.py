@@ -2,8 +2,8 @@
 
 A convolution of a constant image is constant but for a border, which grows by a pixel per layer. So a flow may be
 folded: `data` has one row and one column for each kind, and `spread` tells, for each row and column of the image, of
-which kind it is. Windows (convolutions, pooling) become one window per kind; sums join kinds; whatever else comes
-unfolds the flow again. Gradients of a kind are those of all its positions, added up.
+which kind it is. Windows (convolutions, pooling) slide over an image without the lines that bring nothing new; sums
+join kinds; whatever else comes unfolds the flow again. Gradients of a kind are those of all its positions, added up.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any
         return None
     kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (_pair(given.get(key, usual)) for key, usual in _USUAL.items())
-    found = _windows(x, kernel, stride, padding, dilation, memory)
+    found = _shortened(x, kernel, stride, padding, dilation, memory)
     if found is None:
         return None
-    return (found[0], weight, given.get("bias"), kernel, 0, 1, given.get("groups", 1)), {}, found[1]
+    return (found[0], weight, given.get("bias"), stride, found[1], dilation, given.get("groups", 1)), {}, found[2]
 
 
 def _pooling(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
@@ -99,52 +99,72 @@ def _pooling(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, An
         return None
     kernel = _pair(given["kernel_size"])
     stride = kernel if given.get("stride") in (None, [], ()) else _pair(given["stride"])
-    found = _windows(x, kernel, stride, _pair(given.get("padding", 0)), (1, 1), memory)
-    return None if found is None else ((found[0], kernel), {}, found[1])
+    found = _shortened(x, kernel, stride, _pair(given.get("padding", 0)), (1, 1), memory)
+    return None if found is None else ((found[0], kernel, stride, found[1]), {}, found[2])
 
 
-def _windows(
+def _shortened(
     x: Flow,
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
     memory: dict[Any, Any],
-) -> tuple[Flow, Spread] | None:
-    """One window per kind side by side, each as large as the kernel, and the kinds of all windows."""
+) -> tuple[Flow, tuple[int, int], Spread] | None:
+    """A smaller image on which a window slides through all it sees on the whole one; its padding; kinds of windows."""
     assert x.spread is not None
     lines = []
     for kinds, size, *how in zip(x.spread, x.shape[2:], kernel, stride, padding, dilation, strict=True):
         key = ("fold", id(kinds), size, *how)
         if key not in memory:
-            memory[key] = (kinds, _kinds_of_windows(kinds, size, *how))  # kinds are held, so that their id stays theirs
+            memory[key] = (kinds, _shorter(kinds, size, *how))  # kinds are held, so that their id stays theirs
         lines.append(memory[key][1])
-    (rows, down), (columns, across) = lines
-    if len(rows) * len(columns) > WORTH * kernel[0] * kernel[1] * len(down) * len(across):
+    (rows, above, down), (columns, beside, across) = lines
+    if (int(down[-1]) + 1) * (int(across[-1]) + 1) > WORTH * len(down) * len(across):
         return None
     data = x.as_subclass(Tensor)
     for dim, (places, size) in enumerate(((rows, x.shape[2]), (columns, x.shape[3])), 2):
         if bool((places == size).any()):
             data = F.pad(data, (0, 1) if dim == 3 else (0, 0, 0, 1))  # a line of zeros, for the padding
         data = data.index_select(dim, places)
-    return as_flow(data, x.exponent, x.degrees), (down, across)
+    return as_flow(data, x.exponent, x.degrees), (above, beside), (down, across)
 
 
-def _kinds_of_windows(
+def _shorter(
     kinds: Tensor, size: int, width: int, stride: int, padding: int, dilation: int
-) -> tuple[Tensor, Tensor]:
-    """Along one dimension: what the windows of each kind see, one after another, and the kind of each window.
+) -> tuple[Tensor, int, Tensor]:
+    """Along one dimension: what is left when windows that see the same as the one before are left out.
 
-    >>> _kinds_of_windows(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
-    (tensor([0, 0, 0, 0, 0, 1, 1, 0, 0]), tensor([2, 0, 0, 0, 0, 1]))
+    The kinds of the lines that stay (`size` stands for a line of zeros), how many zeros come before and after them, and
+    the kind of each window.
+
+    >>> _shorter(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
+    (tensor([0, 0, 0]), 1, tensor([0, 1, 1, 1, 1, 2]))
     """
-    count = (len(kinds) + 2 * padding - dilation * (width - 1) - 1) // stride + 1
-    starts = torch.arange(count, device=kinds.device) * stride - padding
-    places = starts[:, None] + dilation * torch.arange(width, device=kinds.device)
+    extent = dilation * (width - 1) + 1
+    count = (len(kinds) + 2 * padding - extent) // stride + 1
+    starts = torch.arange(count, device=kinds.device) * stride
+    # Also what lies between the lines that a window sees: others see it, and nothing may move there.
+    seen = _kinds_at(kinds, size, starts[:, None] + torch.arange(extent, device=kinds.device) - padding)
+    new = torch.ones(count, dtype=torch.bool, device=kinds.device)
+    new[1:] = (seen[1:] != seen[:-1]).any(1)
+    # From the start of one window to that of the next one, which sees the same, nothing is needed.
+    stays = torch.ones((count - 1) * stride + extent, dtype=torch.bool, device=kinds.device)
+    for again in torch.nonzero(~new).view(-1).tolist():
+        stays[(again - 1) * stride : again * stride] = False
+    lines = torch.nonzero(stays).view(-1) - padding
+    inside = (lines >= 0) & (lines < len(kinds))
+    inner, which = lines[inside], new.long().cumsum(0) - 1
+    before = int((lines < 0).sum())
+    windows = (len(inner) + 2 * padding - extent) // stride + 1
+    if before == padding and windows == int(which[-1]) + 1:
+        return kinds[inner], padding, which
+    return _kinds_at(kinds, size, lines), 0, which
+
+
+def _kinds_at(kinds: Tensor, size: int, places: Tensor) -> Tensor:
     inside = (places >= 0) & (places < len(kinds))
-    seen = torch.where(inside, kinds[places.clamp(0, len(kinds) - 1)], size)
-    different, which = torch.unique(seen, dim=0, return_inverse=True)
-    return different.reshape(-1), which
+    return torch.where(inside, kinds[places.clamp(0, len(kinds) - 1)], size)
 
 
 def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:

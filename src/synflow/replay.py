@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flow import READING, leaves
@@ -28,8 +29,6 @@ log = logging.getLogger("synflow")
 
 # A flow this many powers of two from the recorded one is recorded anew: numbers would come near the edge of their type.
 DRIFT = 40
-# What a recording may hold, as a share of what the weights take: each result lives until the end of it.
-ROOM = 1.5
 
 
 class _NotRepeatableError(Exception):
@@ -69,6 +68,7 @@ class Replay:
     _slots: int
     _results: list[int | Tensor]
     _parts: dict[str, _Parts]
+    _flags: list[int]
 
     @plain_tensors
     def run(self) -> Measurement | None:
@@ -88,6 +88,8 @@ class Replay:
                     values[slot] = None
         found = [values[slot] if isinstance(slot, int) else slot for slot in self._results]
         value = float(found[0])
+        if not all(bool(found[flag]) for flag in self._flags):
+            return None
         if not math.isfinite(value) or not value > 0 or abs(math.log2(value / self.first.value)) > DRIFT:
             return None
         sensitivities = {}
@@ -101,10 +103,15 @@ class Replay:
 def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor]) -> tuple[Measurement, Replay | None]:
     """A lazy measurement of these magnitudes, and how to repeat it (None where that cannot be done)."""
     recorder = _Recorder(magnitudes)
-    with recorder:
-        flow = measure()
+    READING.checks = []
     try:
-        replay = recorder.finished(flow, magnitudes)
+        with recorder:
+            flow = measure()
+        checks = READING.checks
+    finally:
+        READING.checks = None
+    try:
+        replay = recorder.finished(flow, magnitudes, checks)
     except _NotRepeatableError as reason:
         log.debug("measurements are not repeated from a recording: %s", reason)
         replay = None
@@ -120,13 +127,13 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, magnitudes: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.slots: dict[Any, int] = {}
-        self.held = list(magnitudes.values())  # so that no storage is used again while keys point to it
+        self.count = 0
         self.calls: list[_Call] = []
-        self.storages = {magnitude.untyped_storage()._cdata for magnitude in self.held}
-        self.room = int(ROOM * sum(m.numel() * m.element_size() for m in self.held)) + (1 << 24)
+        # Weak, so that memory is freed as usual, and yet no storage comes back at the address of another one.
+        self.storages: dict[int, StorageWeakRef] = {}
         self.problem = ""
-        for index, magnitude in enumerate(self.held):
-            self.slots[_key(magnitude)] = index
+        for magnitude in magnitudes.values():
+            self._slot(magnitude)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -141,8 +148,7 @@ class _Recorder(TorchDispatchMode):
             try:
                 self._note(func, args, kwargs, result)
             except _NotRepeatableError as reason:
-                self.problem = str(reason)
-                self.held, self.calls = [], []
+                self.problem, self.calls = str(reason), []
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -187,15 +193,12 @@ class _Recorder(TorchDispatchMode):
         """A new slot for a result."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
-            self.storages.add(storage._cdata)
-            self.room -= storage.nbytes()
-            if self.room < 0:
-                raise _NotRepeatableError("it would hold too much")
-        self.slots[_key(tensor)] = len(self.held)
-        self.held.append(tensor)
-        return len(self.held) - 1
+            self.storages[storage._cdata] = StorageWeakRef(storage)
+        self.slots[_key(tensor)] = self.count
+        self.count += 1
+        return self.count - 1
 
-    def finished(self, flow: Measurement, magnitudes: Mapping[str, Tensor]) -> Replay:
+    def finished(self, flow: Measurement, magnitudes: Mapping[str, Tensor], checks: list[Tensor]) -> Replay:
         """All that the flow and its sensitivities need."""
         if not flow.value > 0 or flow.total is None:
             raise _NotRepeatableError("there is no flow")
@@ -215,9 +218,10 @@ class _Recorder(TorchDispatchMode):
             )
             for name, sensitivity in flow.sensitivities.items()
         }  # fmt: skip
+        flags = [result(check) for check in checks]
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
         first = dataclasses.replace(flow, sensitivities={}, total=None)
-        return Replay(first, calls, list(magnitudes.values()), len(self.held), results, parts)
+        return Replay(first, calls, list(magnitudes.values()), self.count, results, parts, flags)
 
 
 def _needed(calls: list[_Call], results: set[int]) -> list[_Call]:

@@ -20,7 +20,7 @@ from torch import Tensor
 Factors = tuple[Tensor, Tensor]
 
 # With no more positions than this, a product with patches is faster than a convolution.
-FEW = 64
+FEW = 256
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Use:
 
     def factors(self) -> Factors:
         """The thin pair, made now."""
-        return self.left, self.right if self.windows is None else _patches(self.right, *self.windows)
+        return self.left, self.right if self.windows is None else patches(self.right, *self.windows)
 
 
 @dataclass
@@ -132,8 +132,13 @@ def capture(
     given = list(settings)
     stride, padding, dilation, groups = given + [1, 0, 1, 1][len(given) :]
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
-    few = dimensions == 2 and how[3] == 1 and len(x) * math.prod(_sizes(x.shape, weight.shape, how)) <= FEW
-    result = (_Patches if few else _Convolution).apply(x, weight, sensitivity, how)
+    few = dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= FEW
+    if few:
+        from .patches import Patches  # built on sensitivities
+
+        result = Patches.apply(x, weight, sensitivity, how)
+    else:
+        result = _Convolution.apply(x, weight, sensitivity, how)
     return result
 
 
@@ -148,7 +153,7 @@ def _each(value: Any, dimensions: int) -> list[int]:
     return values * dimensions if len(values) == 1 else values
 
 
-def _is_thin(positions: int, rows: int, columns: int) -> bool:
+def is_thin(positions: int, rows: int, columns: int) -> bool:
     """Whether two factors are smaller than their product."""
     return 2 * positions * (rows + columns) <= rows * columns
 
@@ -184,7 +189,7 @@ class _Linear(torch.autograd.Function):
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
-        if _is_thin(len(sent), *weight.shape):
+        if is_thin(len(sent), *weight.shape):
             sensitivity.uses.append(Use(left.t(), right))
         else:
             sensitivity.add_dense(left.t() @ right)
@@ -209,7 +214,7 @@ class _Convolution(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.how
         rows, kernel = weight.shape[0], weight.shape[2:]
         positions = gradient.numel() // max(rows, 1)
-        thin = groups == 1 and len(kernel) == 2 and _is_thin(positions, rows, weight.numel() // max(rows, 1))
+        thin = groups == 1 and len(kernel) == 2 and is_thin(positions, rows, weight.numel() // max(rows, 1))
         wanted = [bool(ctx.needs_input_grad[0]), not thin, False]
         into, whole, _ = torch.ops.aten.convolution_backward(
             gradient, x, weight.to(x.dtype), None, stride, padding, dilation, False, [0] * len(kernel), groups, wanted
@@ -222,53 +227,7 @@ class _Convolution(torch.autograd.Function):
         return into, None, None, None
 
 
-class _Patches(torch.autograd.Function):
-    """A convolution with few positions, as a product with the patches: weights are read once, as they lie."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Sensitivity, how: Any) -> Tensor:
-        stride, padding, dilation, _ = how
-        seen = F.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).transpose(1, 2).contiguous()
-        ctx.save_for_backward(seen, weight)
-        ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
-        # The large matrix first: with few columns on the right it is read once, twice as fast as from the right.
-        sent = weight.to(x.dtype).flatten(1) @ seen.flatten(0, 1).t()
-        return (
-            sent.view(len(weight), len(x), -1)
-            .transpose(0, 1)
-            .reshape(len(x), len(weight), *_sizes(x.shape, weight.shape, how))
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        seen, weight = ctx.saved_tensors
-        stride, padding, dilation, _ = ctx.how
-        sent = gradients[0].detach().flatten(2).transpose(1, 2)
-        into = None
-        if ctx.needs_input_grad[0]:
-            parts = _back(weight.to(sent.dtype).flatten(1), sent.flatten(0, 1))
-            parts = parts.unflatten(1, sent.shape[:2]).transpose(0, 1)
-            into = F.fold(parts, ctx.size[2:], tuple(weight.shape[2:]), dilation, padding, stride)
-        left, right = sent.flatten(0, 1).t(), seen.detach().flatten(0, 1)
-        if _is_thin(len(right), len(left), right.shape[1]):
-            ctx.sensitivity.uses.append(Use(left, right))
-        else:
-            ctx.sensitivity.add_dense((left @ right).view(weight.shape))
-        return into, None, None, None
-
-
-def _back(weight: Tensor, sent: Tensor) -> Tensor:
-    """`weight^T sent^T`; with few positions in an order that reads a large weight once, on two threads."""
-    rows, columns = weight.shape
-    if len(sent) > 8:
-        return weight.t() @ sent.t()
-    if columns % 2 or weight.numel() < 1 << 18:
-        return (sent @ weight).t()
-    halves = torch.bmm(sent.expand(2, *sent.shape), weight.view(rows, 2, columns // 2).transpose(0, 1))
-    return halves.transpose(1, 2).reshape(columns, len(sent))
-
-
-def _sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
+def sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
     """The number of positions of a convolution in each dimension."""
     return [
         (size + 2 * pad - step * (width - 1) - 1) // jump + 1
@@ -276,7 +235,7 @@ def _sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
     ]
 
 
-def _patches(
+def patches(
     x: Tensor, kernel: torch.Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
     """What the kernel sees at each position: one row per position, one column per weight of a unit."""

@@ -29,7 +29,7 @@ log = logging.getLogger("synflow")
 # Networks that hold fewer weights are through before a cut would pay.
 SMALL = 1 << 20
 # The network is cut down anew when this share of the weights it held is left.
-WORTH = 0.5
+WORTH = 0.4
 # Images of fewer pixels are through before folding would pay.
 LARGE = 1
 # Flow of a network before and after it was cut down may differ by rounding, by no more.

@@ -1,0 +1,127 @@
+"""A convolution with few positions as a product with the patches that its kernel sees.
+
+With few positions weights are most of what has to be read, and a product reads them once, as they lie. Behind a mean
+over all positions gradients are the same nearly everywhere, too: positions of which rows and columns of the gradient
+are the same are taken together, on the way back and in the factors of the weight's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .flow import READING
+from .sensitivity import Use, is_thin, sizes
+
+# Gradients are looked at for lines that are the same where that saves a product with at least so many weights.
+LARGE = 1 << 16
+# Beyond this share of the positions, those that differ are too many to be worth it.
+WORTH = 0.8
+
+
+class Patches(torch.autograd.Function):
+    """The convolution; its weight gradient goes to a sensitivity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Any, how: Any) -> Tensor:
+        """Multiply the weights with the patches; `how` is stride, padding, dilation, groups."""
+        stride, padding, dilation, _ = how
+        seen = F.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).transpose(1, 2).contiguous()
+        ctx.save_for_backward(seen, weight)
+        ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
+        # The large matrix first: with few columns on the right it is read once, twice as fast as from the right.
+        sent = weight.to(x.dtype).flatten(1) @ seen.flatten(0, 1).t()
+        sent = sent.view(len(weight), len(x), -1).transpose(0, 1)
+        return sent.reshape(len(x), len(weight), *sizes(x.shape, weight.shape, how))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        """The gradient of the input; that of the weight is left as factors where they are smaller."""
+        seen, weight = ctx.saved_tensors
+        stride, padding, dilation, _ = ctx.how
+        gradient, right = gradients[0].detach(), seen.detach().flatten(0, 1)
+        lines = _lines(gradient) if weight.numel() >= LARGE else None
+        if lines is not None:
+            gradient = _first_of(gradient, lines)
+            right = _added_up(right, lines)
+        left = gradient.flatten(2).transpose(0, 1).flatten(1)
+        into = None
+        if ctx.needs_input_grad[0]:
+            parts = _back(weight.to(left.dtype).flatten(1), left)
+            if lines is not None:
+                parts = _spread(parts.view(len(parts), *gradient.shape[2:]), lines).flatten(1)
+            parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
+            into = F.fold(parts, tuple(ctx.size[2:]), tuple(weight.shape[2:]), dilation, padding, stride)
+        if is_thin(len(right), len(left), right.shape[1]):
+            ctx.sensitivity.uses.append(Use(left, right))
+        else:
+            ctx.sensitivity.add_dense((left @ right).view(weight.shape))
+        return into, None, None, None
+
+
+def _back(weight: Tensor, sent: Tensor) -> Tensor:
+    """`weight^T sent`; with few positions in an order that reads a large weight once, on two threads."""
+    rows, columns = weight.shape
+    if sent.shape[1] > 8:
+        return weight.t() @ sent
+    if columns % 2 or weight.numel() < 1 << 18:
+        return (sent.t() @ weight).t()
+    halves = torch.bmm(sent.t().expand(2, -1, rows), weight.view(rows, 2, columns // 2).transpose(0, 1))
+    return halves.transpose(1, 2).reshape(columns, -1)
+
+
+def _lines(gradient: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For each row and each column of an image the number of its kind: a line is of the kind of the one before if same.
+
+    None where that saves little. That lines are the same is a matter of how the network is made, so it holds for other
+    weights as well; a measurement that is repeated checks it all the same.
+    """
+    if len(gradient) != 1 or gradient.numel() == 0:
+        return None
+    READING.harmless = True
+    try:
+        found = [_kinds(gradient, dim) for dim in (2, 3)]
+        if (int(found[0][-1]) + 1) * (int(found[1][-1]) + 1) > WORTH * gradient[0, 0].numel():
+            return None
+    finally:
+        READING.harmless = False
+    lines = (found[0], found[1])
+    if READING.checks is not None:
+        whole = _spread(_first_of(gradient, lines)[0], lines)
+        READING.checks.append((whole == gradient[0]).all())
+    return lines
+
+
+def _kinds(image: Tensor, dim: int) -> Tensor:
+    length = image.shape[dim]
+    after, before = image.narrow(dim, 1, length - 1), image.narrow(dim, 0, length - 1)
+    new = (after != before).movedim(dim, 0).flatten(1).any(1).tolist()
+    return torch.tensor([0, *new], device=image.device).long().cumsum(0)
+
+
+def _first_of(image: Tensor, lines: Sequence[Tensor]) -> Tensor:
+    """One line of each kind."""
+    for dim, kinds in enumerate(lines, 2):
+        first = torch.searchsorted(kinds, torch.arange(int(kinds[-1]) + 1, device=kinds.device))
+        image = image.index_select(dim, first)
+    return image
+
+
+def _spread(images: Tensor, lines: Sequence[Tensor]) -> Tensor:
+    """All lines again; images come as (anything, rows, columns)."""
+    return images.index_select(1, lines[0]).index_select(2, lines[1])
+
+
+def _added_up(patches: Tensor, lines: Sequence[Tensor]) -> Tensor:
+    """The sums of the patches of each kind of position."""
+    rows, columns = lines
+    image = patches.view(len(rows), len(columns), -1)
+    for dim, kinds in enumerate(lines):
+        shape = list(image.shape)
+        shape[dim] = int(kinds[-1]) + 1
+        image = image.new_zeros(shape).index_add_(dim, kinds, image)
+    return image.flatten(0, 1)
