@@ -33,7 +33,7 @@ def random_masks(model, density=0.3, units=1.0, seed=0):
 def without(model, name, dim, indices):
     """A mask that cuts these indices of one dimension of one weight."""
     mask = torch.ones_like(dict(model.named_parameters())[name], dtype=torch.bool)
-    mask.index_fill_(dim, torch.tensor(indices), False)
+    mask.index_fill_(dim, torch.tensor(list(indices)), False)
     return mask
 
 

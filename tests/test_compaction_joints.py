@@ -5,7 +5,7 @@ from torch import nn
 
 from compact_twins import check, width, without
 from synflow.compaction import compact, load_compact, save_compact
-from synflow.masks import bake
+from synflow.masks import attach, bake
 
 X = torch.randn(4, 3)
 
@@ -130,6 +130,82 @@ def test_a_model_whose_own_gradients_are_not_finite_is_left_as_it_is_and_that_is
     small = compact(model, X, {"out.weight": torch.zeros(2, 4, dtype=torch.bool)})
     assert width(small, "first") == 4
     assert "not finite in the masked model itself" in small.compaction.notes[0]
+
+
+class Also(Normalised):
+    """Hidden units beside outputs that are not a number, as of CLIP with its hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.last(torch.relu(self.inner(x)))
+        return x, super().forward(x)
+
+
+def test_outputs_that_are_nowhere_finite_do_not_hide_the_others():
+    model = Also()
+    masks = {"out.weight": torch.zeros(2, 4, dtype=torch.bool), "last.weight": without(model, "last.weight", 1, [1, 4])}
+    small = compact(model, X, masks)
+    assert (width(small, "inner"), width(small, "first")) == (4, 1)
+    assert "some outputs are nowhere finite" in small.compaction.notes[0]
+    assert small.compaction.modes == ("eval", "train")
+    torch.testing.assert_close(small(X)[0], attach(model, masks)(X)[0])
+
+
+class Parted(nn.Module):
+    """A gate and two unequal parts, as of MambaOut, cut by a list that the module remembers."""
+
+    def __init__(self, remembers=True):
+        super().__init__()
+        self.layer, self.out = nn.Linear(3, 16), nn.Linear(8, 2)
+        self.conv = nn.Conv1d(3, 3, 3, padding=1, groups=3)
+        self.parts = (8, 5, 3) if remembers else None
+
+    def forward(self, x):
+        gate, plain, mixed = torch.split(self.layer(x), self.parts or (8, 5, 3), dim=-1)
+        mixed = self.conv(mixed.transpose(1, 2)).transpose(1, 2)
+        return self.out(torch.relu(gate) * torch.cat((plain, mixed), -1))
+
+
+def test_unequal_parts_shrink_where_their_list_is_remembered(tmp_path):
+    x = torch.randn(2, 5, 3)
+    for dead, parts in (([1, 6], (6, 4, 2)), ([0, 1, 2, 3, 4], (3, 0, 3)), ([5, 7], (6, 5, 1))):
+        model = Parted()
+        masks = {"out.weight": without(model, "out.weight", 1, dead)}
+        small = check(model, masks, x)
+        assert small.parts == parts
+        assert width(small, "layer") == 2 * parts[0]
+        assert small.conv.groups == parts[2]
+        save_compact(small, tmp_path / str(parts))
+        assert torch.equal(load_compact(Parted(), tmp_path / str(parts))(x), small(x))
+    fixed = Parted(remembers=False)
+    small = check(fixed, {"out.weight": without(fixed, "out.weight", 1, [1, 6])}, x)
+    assert width(small, "layer") == 16
+    assert any("cut at a fixed place" in stay.reason for stay in small.compaction.stayed)
+
+
+class Windows(nn.Module):
+    """As many windows times heads as a head is wide, and a head's width by a name that ends in head, as of MaxViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.dim_head = 2, 8
+        self.qkv, self.proj = nn.Linear(4, 48), nn.Linear(16, 4)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(len(x), -1, self.num_heads, 3 * self.dim_head).transpose(1, 2).chunk(3, dim=3)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(mixed.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+def test_the_width_of_a_head_is_not_taken_for_their_number():
+    model = Windows()
+    small = check(model, {"proj.weight": without(model, "proj.weight", 1, range(8))}, torch.randn(4, 3, 4))
+    assert (small.num_heads, small.dim_head) == (1, 8)
+    assert width(small, "qkv") == 24
+    assert not small.compaction.notes
 
 
 class Bias(nn.Module):

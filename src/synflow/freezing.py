@@ -83,8 +83,9 @@ def _called_once(model: nn.Module, seen: RecordedRun, step: Step, kind: type[nn.
     """Is the step all that a module of exactly this kind does in a run?"""
     module = model.get_submodule(step.module)
     hooked = module._forward_hooks or module._forward_pre_hooks
-    calls = sum((other.module, other.name) == (step.module, step.name) for other in seen.tape.steps)
-    return type(module) is kind and not hooked and calls == 1
+    if type(module) is not kind or hooked:
+        return False
+    return sum((other.module, other.name) == (step.module, step.name) for other in seen.tape.steps) == 1
 
 
 def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | None:

@@ -19,26 +19,28 @@ __all__ = ["RecordedRun", "record"]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The steps of a run, by what they made; how often each tensor was read; the precision in which the model ran."""
+    """The steps of a run, by what they made and by what they read; how often each tensor was read; the precision in
+    which the model ran; the numbers of parameters and buffers by name."""
 
     tape: Tape
     makers: dict[int, Step]
+    readers: dict[int, Step]
     reads: Counter[int]
     dtype: torch.dtype
+    names: dict[str, int]
 
     def alone(self, model: nn.Module, path: str) -> bool:
         """Weights of its own, read once: what other places read, too, can't be changed for one of them."""
         module = model.get_submodule(path)
-        names = {name: number for number, name in self.tape.leaves.items()}
         own = [f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
         hooked = module._forward_hooks or module._forward_pre_hooks
-        return not hooked and all(name in names and self.reads[names[name]] == 1 for name in own)
+        return not hooked and all(name in self.names and self.reads[self.names[name]] == 1 for name in own)
 
     def reader(self, number: int) -> Step | None:
         """The one step that reads a tensor; None if several do, or none, or the model returns it."""
         if self.reads[number] != 1 or number in self.tape.outputs:
             return None
-        return next(step for step in self.tape.steps if number in step.inputs)
+        return self.readers[number]
 
 
 def record(model: nn.Module, example: Any) -> RecordedRun:
@@ -55,7 +57,8 @@ def record(model: nn.Module, example: Any) -> RecordedRun:
             reads = Counter(number for step in tape.steps for number in step.inputs)
             reads.update(tape.outputs)
             makers = {number: step for step in tape.steps for number in step.outputs}
-            return RecordedRun(tape, makers, reads, dtype)
+            readers = {number: step for step in tape.steps for number in step.inputs}
+            return RecordedRun(tape, makers, readers, reads, dtype, {name: n for n, name in tape.leaves.items()})
     raise SynflowError(
         f"{type(model).__name__} does not run on the example: {type(problem).__name__}: {problem}; "
         "pass inputs that the model takes, a tuple for several or a dict for named ones"

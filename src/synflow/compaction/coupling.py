@@ -35,6 +35,7 @@ class Coupling:
     totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
     flexible: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
 
     @functools.cached_property
     def roots(self) -> Tensor:

@@ -106,8 +106,10 @@ def parts(c: Coupling, step: Step) -> None:
         return
     whole = len(pieces) == 1 and pieces[0] == (0, shape[dim])
     if ids is not None and not whole and step.module not in c.flexible:
-        listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow
-        if drop or listed or step.name == "slice" or len({length for _, length in pieces}) > 1:
+        listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow by itself
+        if listed and step.module in c.listed:
+            pass
+        elif drop or listed or step.name == "slice" or len({length for _, length in pieces}) > 1:
             c.units.freeze(ids, "it is cut at a fixed place")
         else:
             c.units.cells(ids, dim, len(pieces))

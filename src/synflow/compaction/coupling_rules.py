@@ -33,9 +33,10 @@ from .units import Axes
 __all__ = ["couple"]
 
 
-def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
-    """Find the units of a tape; `flexible` modules cut tensors at places that follow when sizes change."""
-    coupling = Coupling(tape, weights=set(tape.leaves), flexible=flexible)
+def couple(tape: Tape, flexible: frozenset[str] = frozenset(), listed: frozenset[str] = frozenset()) -> Coupling:
+    """Find the units of a tape; `flexible` modules cut tensors at places that follow when sizes change, `listed` ones
+    have lists of sizes that can be changed."""
+    coupling = Coupling(tape, weights=set(tape.leaves), flexible=flexible, listed=listed)
     for step in tape.steps:
         if step.inputs and coupling.weights.issuperset(step.inputs):
             coupling.weights.update(step.outputs)

@@ -163,8 +163,10 @@ def _check(compaction: Compaction, model: nn.Module) -> None:
 
 def _smaller(old: Any, new: Any) -> bool:
     """Is this a size, or a shape, and the other one that it could have become?"""
-    if type(old) is tuple and type(new) is tuple and old:
-        return len(old) == len(new) and all(map(_smaller, old, new))
+    if type(old) is tuple and type(new) is tuple and old:  # one of several parts may be empty
+        return len(old) == len(new) and all(
+            type(n) is int and (n == 0 or _smaller(o, n)) for o, n in zip(old, new, strict=True)
+        )
     return type(old) is int and type(new) is int and 1 <= new <= old
 
 

@@ -11,9 +11,10 @@ from .coupling import Coupling
 from .operations import FACTORIES, PARTS, VIEWS
 from .record import Stayed
 from .surgery import Indices
+from .tape import Step, Tape
 from .units import Units
 
-__all__ = ["POLICIES", "families", "kept_indices", "remembered_sizes", "stayed"]
+__all__ = ["POLICIES", "families", "kept_indices", "listed_sizes", "remembered_sizes", "stayed"]
 
 _PLAIN = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase, nn.PReLU)
 _SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
@@ -21,9 +22,10 @@ _SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
 # table of 32 buckets is no width of 32, and of two heads of two channels perhaps only the heads have changed. A policy
 # says which names are taken for sizes, and which of them if sizes of one number have changed differently.
 _SIZE = r"head|dim|size|width|inner|embed|hidden|feature|channel|chs|group|split|planes|^nf$|^n_|^[a-z]$"
+_HEADS = r"^(?!.*(dim|size|width)).*heads?$"  # how many; `dim_head` is how wide
 POLICIES = tuple(
     (re.compile(sure), re.compile(doubtful))
-    for sure, doubtful in ((_SIZE, r"heads?$"), ("", r"heads?$"), (_SIZE, r"(head|group)s?$"), ("", ""), (_SIZE, "$^"))
+    for sure, doubtful in ((_SIZE, _HEADS), ("", _HEADS), (_SIZE, rf"{_HEADS}|groups?$"), ("", ""), (_SIZE, "$^"))
 )
 Policy = tuple[re.Pattern[str], re.Pattern[str]]
 
@@ -80,6 +82,12 @@ def remembered_sizes(
             for before, after in zip(shape, left, strict=True):
                 sizes.setdefault(step.module, {}).setdefault(before, set()).add(after)
             shapes.setdefault(step.module, {}).setdefault(shape, set()).add(left)
+        if "with_sizes" in step.name and step.module in coupling.listed:
+            dim = step.args["dim"] % len(coupling.tape.shapes[step.inputs[0]])
+            parts = [coupling.axes[number][dim] for number in step.outputs]
+            lengths = _lengths(step, coupling.tape)
+            shorter = (n if ids is None else _size(ids, dim, gone) for n, ids in zip(lengths, parts, strict=True))
+            shapes[step.module].setdefault(lengths, set()).add(tuple(shorter))
     found: dict[str, dict[str, int | tuple[int, ...]]] = {}
     for path, changes in sizes.items():
         for part, owner in _owners(model, path, sizes):
@@ -95,6 +103,23 @@ def remembered_sizes(
                     if len(others) == 1:
                         found.setdefault(part, {})[name] = others.pop()
     return found
+
+
+def listed_sizes(model: nn.Module, tape: Tape) -> frozenset[str]:
+    """Modules that cut tensors by lists of sizes which they remember, all of them as tuples, so they can be changed."""
+    lists: dict[str, set[tuple[int, ...]]] = {}
+    for step in tape.steps:
+        if "with_sizes" in step.name:
+            lists.setdefault(step.module, set()).add(_lengths(step, tape))
+    return frozenset(
+        path for path, used in lists.items()
+        if used <= {value for value in vars(model.get_submodule(path)).values() if type(value) is tuple}
+    )  # fmt: skip
+
+
+def _lengths(step: Step, tape: Tape) -> tuple[int, ...]:
+    dim = step.args["dim"] % len(tape.shapes[step.inputs[0]])
+    return tuple(tape.shapes[number][dim] for number in step.outputs)
 
 
 def _owners(model: nn.Module, path: str, called: Container[str]) -> Iterator[tuple[str, nn.Module]]:

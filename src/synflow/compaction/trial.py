@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from .attention import open_attentions
 from .coupling_rules import couple
-from .plan import POLICIES, families, kept_indices, remembered_sizes, stayed
+from .plan import POLICIES, families, kept_indices, listed_sizes, remembered_sizes, stayed
 from .proof import alive_in_training
 from .record import Compaction
 from .removal import choose_units, dead_units
@@ -37,7 +37,7 @@ class Trial:
         self.failure: Exception | None = None
         self.policy = POLICIES[0]
         self.tape, flexible = self.record(masked, example)
-        self.coupling = couple(self.tape, flexible)
+        self.coupling = couple(self.tape, flexible, listed_sizes(self.reference, self.tape))
         self.alive = alive_in_training(self.tape, tensors(self.reference), self.masks)
 
     def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
@@ -49,7 +49,7 @@ class Trial:
             flexible = open_attentions(work)
             tape = Tape()
             try:
-                _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
+                outputs = _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
                 if flexible:  # then what was recorded is not quite what the model itself does
                     with torch.no_grad():
                         run(self.reference, inputs_like(self.example, None, 1, dtype), False)
@@ -59,6 +59,9 @@ class Trial:
             if dtype is torch.float32:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
             self.train(work, tape, dtype)
+            finite = [bool(torch.isfinite(output).any()) for output in outputs if output.numel()]
+            if any(finite) and not all(finite):
+                self.notes.append("some outputs are nowhere finite; gradients were compared for the others only")
             tape = tape.used()
             self.notes += _unused(work, tape)
             return tape, flexible
@@ -187,9 +190,11 @@ class Trial:
         return next((p.dtype for p in self.reference.parameters()), torch.float64)
 
 
-def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> None:
+def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> list[Tensor]:
     with recording(work, tape, training):
-        mark_outputs(tape, run(work, inputs, training))
+        outputs = run(work, inputs, training)
+        mark_outputs(tape, outputs)
+    return tensors_in(outputs)
 
 
 def _unused(work: nn.Module, tape: Tape) -> list[str]:
