@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=ROWS, metavar="MODEL:COMPRESSION")
     parser.add_argument(
-        "--parts", nargs="+", default=["bench"], choices=["bench", "forms", "onnx", "profile", "variants"]
+        "--parts", nargs="+", default=["bench", "forms"], choices=["bench", "forms", "onnx", "profile", "variants"]
     )
     parser.add_argument("--again", action="store_true", help="measure rows anew that are there already")
     parser.add_argument("--compile", action="store_true", help="with variants, also torch.compile (minutes)")
@@ -86,7 +86,7 @@ def measured(row: str, parts: list[str], options: argparse.Namespace) -> dict:
     print(f"\n{row}: compacted and checked in {found['compact_seconds']:.1f} s; widths {found['widths']}", flush=True)
     shared = {"small": small, "repeats": options.repeats, "threads": options.threads}
     if "bench" in parts:
-        result = bench(model, masks, example, train_batches=[128], inference_batches=[1, 64], forms=True, **shared)
+        result = bench(model, masks, example, train_batches=[128], inference_batches=[1, 64], **shared)
         print(result, flush=True)
         found["bench"] = json.loads(result.to_json())
     if "forms" in parts:
