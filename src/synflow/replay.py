@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .flow import READING, leaves
+from .flow import READING
 from .measurement import Measurement
 from .modes import plain_tensors
 from .sensitivity import Sensitivity, Use
@@ -152,42 +152,27 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._lives((args, kwargs)):
+        known = {id(tensor): self.slots.get(_key(tensor)) for tensor in _tensors((*args, *kwargs.values()))}
+        if all(slot is None for slot in known.values()):
             return
         name, tags = func._schema.name, func.tags
         if name == "aten::_local_scalar_dense" and READING.harmless:
             return
-        by_place = name == "aten::index" and not self._lives(args[1])
+        by_place = name == "aten::index" and all(known[id(tensor)] is None for tensor in _tensors(args[1]))
         if (torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags) and not by_place:
             raise _NotRepeatableError(f"{name} decides by the values of the flow")
         if torch.Tag.nondeterministic_seeded in tags:
             raise _NotRepeatableError(f"{name} draws random numbers")
         written = _written(func, args, kwargs)
-        if any(_key(tensor) not in self.slots for tensor in written):
+        if any(known[id(tensor)] is None for tensor in written):
             raise _NotRepeatableError(f"{name} writes into a constant")
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise _NotRepeatableError(f"{name} returns more than tensors")
         call = _Call(func, bool(written), single=isinstance(result, Tensor))
-        call.args, call.kwargs = self._filled(call, list(args)), self._filled(call, kwargs)
+        call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
-
-    def _filled(self, call: _Call, tree: Any) -> Any:
-        """A copy of nested arguments, with a note of where the values of slots belong."""
-        copy: Any = {} if isinstance(tree, dict) else [None] * len(tree)
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            if isinstance(value, Tensor) and _key(value) in self.slots:
-                call.puts.append((copy, key, self.slots[_key(value)]))
-            elif isinstance(value, Tensor):
-                copy[key] = value.detach()
-            else:
-                copy[key] = self._filled(call, value) if isinstance(value, (list, tuple, dict)) else value
-        return copy
-
-    def _lives(self, tree: Any) -> bool:
-        """Whether something in nested arguments depends on the weights."""
-        return any(isinstance(leaf, Tensor) and _key(leaf) in self.slots for leaf in leaves(tree))
 
     def _slot(self, tensor: Tensor) -> int:
         """A new slot for a result."""
@@ -224,6 +209,29 @@ class _Recorder(TorchDispatchMode):
         return Replay(first, calls, list(magnitudes.values()), self.count, results, parts, flags)
 
 
+def _filled(call: _Call, tree: Any, known: Mapping[int, int | None]) -> Any:
+    """A copy of nested arguments, with a note of where the values of slots belong."""
+    copy: Any = {} if isinstance(tree, dict) else [None] * len(tree)
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        slot = known.get(id(value))
+        if slot is not None:
+            call.puts.append((copy, key, slot))
+        elif isinstance(value, Tensor):
+            copy[key] = value.detach()
+        else:
+            copy[key] = _filled(call, value, known) if isinstance(value, (list, tuple)) else value
+    return copy
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an operation, which may be in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)) and not (value and isinstance(value[0], (int, float))):
+            yield from _tensors(value)
+
+
 def _needed(calls: list[_Call], results: set[int]) -> list[_Call]:
     """The calls without which results would be missing, each with the slots that nobody reads after it."""
     wanted, found = set(results), []
@@ -251,5 +259,5 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[index] if index < len(args) else kwargs.get(argument.name)
-                found += [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+                found += _tensors([value])
     return found

@@ -19,8 +19,11 @@ from torch import Tensor
 
 Factors = tuple[Tensor, Tensor]
 
-# With no more positions than this, a product with patches is faster than a convolution.
-FEW = 256
+# With no more positions than this, a product with patches is faster than a convolution; with up to MORE where weights
+# are many, since there gradients that are the same at many positions save work.
+FEW = 16
+MORE = 64
+MANY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,8 @@ def capture(
     given = list(settings)
     stride, padding, dilation, groups = given + [1, 0, 1, 1][len(given) :]
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
-    few = dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= FEW
-    if few:
+    limit = MORE if weight.numel() >= MANY else FEW
+    if dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= limit:
         from .patches import Patches  # built on sensitivities
 
         result = Patches.apply(x, weight, sensitivity, how)

@@ -28,8 +28,10 @@ log = logging.getLogger("synflow")
 
 # Networks that hold fewer weights are through before a cut would pay.
 SMALL = 1 << 20
-# The network is cut down anew when this share of the weights it held is left.
-WORTH = 0.4
+# The network is cut down anew when this share of the weights it held is left, if no more than GAIN of what it
+# holds stays then, and the first time no more than WORTH: for a while both are held.
+WORTH = 0.5
+GAIN = 0.7
 # Images of fewer pixels are through before folding would pay.
 LARGE = 1
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
@@ -179,7 +181,7 @@ class Survivors:
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)
-        cut = cut_down(self._outline, self.masks, WORTH)
+        cut = cut_down(self._outline, self.masks, min(GAIN, WORTH * self.network.size / self.small.size))
         places = {name: _places(mask, cut.kept[name]) for name, mask in self.masks.items() if name in cut.kept}
         if not places:
             return
