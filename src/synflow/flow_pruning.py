@@ -16,6 +16,7 @@ from .guard import BOLD, ROUNDING, Removal, StuckError, remove
 from .lightest import Lightest, Scored, lightest_weights
 from .linearization import Arithmetic
 from .measurement import Measurement, measure
+from .memory import give_back
 from .plans import Plan, allocate
 from .records import Step
 from .schedules import certified
@@ -24,6 +25,9 @@ from .survivors import Survivors
 
 # Runs of no more steps than this are through before a recorded measurement would pay.
 FEW = 3
+
+# Of networks with so many weights what was freed is given back to the system after each step.
+LARGE = 1 << 24
 
 Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 
@@ -58,6 +62,9 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
                 scores = left.whole(scored.whole()) if hold else {}
             part, complete = _part(plan, left, flow, scored, keep, rescue)
             substeps, lost = substeps + 1, part if math.isnan(part) else max(lost, part)
+            del flow, scored  # before the next ones are made: gradients of whole layers may hang on them
+            if size >= LARGE:
+                give_back()
         last = index == plan.steps
         masks = left.whole_masks(last) if hold or last else {}
         yield Step(index, keep / size, keep, log2, lost, substeps, masks, scores)
@@ -166,6 +173,14 @@ def _tried(left: Survivors, flow: Measurement, scored: Scored, going: Lightest) 
         if shared:
             ranked = left.measure(arithmetic=Arithmetic(shared=True))[1]
             going = lightest_weights(ranked, left.count - left.idle, number)
+        if not shared and going.pieces is not None:
+            # Tried on the weights themselves, which come back if no path is left: no other masks are held.
+            taken = ranked.take(going)
+            if connected(left.small, left.magnitudes):
+                left.drop(going, ranked)
+                return going.total / flow.value
+            ranked.put_back(going, taken)
+            continue
         masks = ranked.masks_without(going)
         if connected(left.small, masks):
             lost = scored.total(masks) if shared else going.total

@@ -86,6 +86,23 @@ class Scored:
         """Take the lightest weights out of masks and magnitudes."""
         self._take_out(going, self.masks, self.magnitudes)
 
+    def take(self, going: Lightest) -> list[Tensor]:
+        """Remove the lightest weights where they are listed; with what is returned they can be put back."""
+        places = [torch.from_numpy(piece.places).long() for piece in going.pieces or []]
+        values = [
+            self.magnitudes[piece.name].view(-1)[here.to(self.magnitudes[piece.name].device)]
+            for piece, here in zip(going.pieces or [], places, strict=True)
+        ]
+        self.remove(going)
+        return values
+
+    def put_back(self, going: Lightest, values: list[Tensor]) -> None:
+        """Undo `take`."""
+        for piece, value in zip(going.pieces or [], values, strict=True):
+            here = torch.from_numpy(piece.places).long().to(value.device)
+            self.masks[piece.name].view(-1).index_fill_(0, here, True)
+            self.magnitudes[piece.name].view(-1).index_copy_(0, here, value)
+
     def masks_without(self, going: Lightest) -> dict[str, Tensor]:
         """What the masks would be; they stay as they are."""
         masks = {name: mask.clone() for name, mask in self.masks.items()}

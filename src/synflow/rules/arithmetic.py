@@ -13,6 +13,7 @@ from ..flow import Flow, as_flow, both, fixed
 from ..linearization import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite, note_bend
 from ..sensitivity import capture
 from .basic import add, homogeneous, positive, product, settled, shift, times
+from .constants import LARGE, positive_linear
 
 
 def multiply(function: Callable[..., Any], first: Any, second: Any, **_: Any) -> Any:
@@ -77,6 +78,9 @@ def _weighted(
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
     if not isinstance(x, Flow) and bool(torch.any(x != 0)):
         arithmetic().loose = True  # learned queries and the like: a flow that no input feeds
+    large = function is torch.nn.functional.linear and not isinstance(weight, Flow) and weight.numel() >= LARGE
+    if large and bias is None and isinstance(x, Flow):
+        return settled(positive_linear(x.as_subclass(Tensor), weight.to(x.dtype)), x.exponent, x.degrees)
     if bias is None or isinstance(bias, Flow) or not factors:
         result = product(function, x, weight, None, *args, **kwargs)
         return result if bias is None else _with_flow_bias(function, result, bias)

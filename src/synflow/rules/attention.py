@@ -77,9 +77,12 @@ def multi_head(
     if not batched:
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight.chunk(3)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    if query is key and key is value and not use_separate_proj_weight:
+        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)  # one layer, with a thin gradient
+    else:
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight.chunk(3)
+        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
     batch = q.size(1)
     if bias_k is not None:
         k = torch.cat([k, bias_k.expand(-1, batch, -1)])
