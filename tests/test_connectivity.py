@@ -64,6 +64,9 @@ def test_reach_is_the_union_of_all_paths(graph):
     network, alive = open_network(model, example), paths(masks, skips)
     found = reach(network, masks)
     assert found.connected == connected(network, masks) == bool(alive)
+    for dtype in (torch.float32, torch.bfloat16):
+        magnitudes = {name: (torch.rand(mask.shape) + 1e-3).to(dtype) * mask for name, mask in masks.items()}
+        assert connected(network, magnitudes) == bool(alive)
     expected = {key for path in alive for key in path}
     on_path = {(name, int(at)) for name, mask in found.on_path.items() for at in mask.flatten().nonzero()}
     assert on_path == expected

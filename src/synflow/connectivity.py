@@ -44,8 +44,15 @@ def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
 
 
 def connected(network: Network, masks: Mapping[str, Tensor]) -> bool:
-    """Whether an input still reaches an output."""
-    result = measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans(), gradients=False)
+    """Whether an input still reaches an output, by masks or by magnitudes: what is zero is not there.
+
+    Any positive number serves for a one, so magnitudes that are held anyway need no other tensors.
+    """
+    kinds = {mask.dtype for mask in masks.values()}
+    ones = _ones(network, masks) if torch.bool in kinds else masks
+    # Only layers of a lazy pass read half precision; other passes need not follow weights at all.
+    half = bool(kinds & {torch.float16, torch.bfloat16})
+    result = measure(network, magnitudes=ones, arithmetic=_booleans(), gradients=False, lazy=half)
     return result.value > 0 and result.input_reached
 
 
