@@ -67,10 +67,11 @@ class Benchmark:
         figures = need("matplotlib.figure", extra="plots")
         groups = list(dict.fromkeys((t.task, t.batch) for t in self.timings))
         variants = list(dict.fromkeys(t.variant for t in self.timings))
-        figure = figures.Figure(figsize=(2 + 1.3 * len(groups), 4), layout="constrained")
+        figure = figures.Figure(figsize=(4 + 1.3 * len(groups), 4), layout="constrained")
         axes = figure.subplots()
-        width = 0.8 / len(variants)
-        for place, variant in enumerate(variants):
+        members = {group: [t.variant for t in self.timings if (t.task, t.batch) == group] for group in groups}
+        width = 0.8 / max(map(len, members.values()))
+        for variant in variants:
             bars = [t for t in self.timings if t.variant == variant]
             dense = [next(d.seconds for d in self.timings if (d.task, d.batch) == (t.task, t.batch)) for t in bars]
             heights = [t.seconds / d for t, d in zip(bars, dense, strict=True)]
@@ -78,11 +79,12 @@ class Benchmark:
                 [(t.seconds - t.low) / d for t, d in zip(bars, dense, strict=True)],
                 [(t.high - t.seconds) / d for t, d in zip(bars, dense, strict=True)],
             ]
-            x = [i + (place - (len(variants) - 1) / 2) * width for i in range(len(bars))]
+            places = [(groups.index((t.task, t.batch)), members[t.task, t.batch]) for t in bars]
+            x = [group + (names.index(variant) - (len(names) - 1) / 2) * width for group, names in places]
             axes.bar(x, heights, width * 0.95, yerr=errors, label=variant, capsize=2)
         axes.set_xticks(range(len(groups)), [f"{task}\nbatch {batch}" for task, batch in groups])
         axes.set_ylabel("time, dense = 1")
-        axes.legend()
+        figure.legend(loc="outside right upper")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             figure.savefig(temporary)
