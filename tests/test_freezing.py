@@ -1,13 +1,16 @@
 """The frozen form: which convolution takes which form, and that outputs stay the same in all of them."""
 
 import warnings
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 from blocks import residual
-from synflow import for_inference
+from compact_strategies import tied_networks
+from synflow import for_inference, freezing
 from synflow.compaction.tape import tensors_in
 from synflow.freezing import MatrixConvolution, choose_forms, reshape
 from synflow.recorded_run import record
@@ -184,3 +187,17 @@ def test_every_model_of_the_zoo_keeps_its_outputs(name):
     for expected, got in pairs:
         tolerance = 0.05 if expected.dtype is torch.bfloat16 else 1e-4
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=max(10, settings.default.max_examples // 5))
+@given(tied_networks())
+def test_random_networks_keep_their_outputs_in_every_form(network):
+    model = lived_in(network.model).eval()
+    small_images = mock.patch.multiple(freezing, MANY=2, WASTE=8.0, LARGEST=1 << 12)
+    with warnings.catch_warnings(record=True) as told, small_images:
+        warnings.simplefilter("always")
+        ready = for_inference(model, network.example, freeze=True)
+    reasons = " ".join(str(warning.message) for warning in told)
+    assert "not the same" not in reasons  # in double precision
+    assert "outputs" not in reasons
+    assert isinstance(ready, torch.jit.ScriptModule) or "not frozen" in reasons
