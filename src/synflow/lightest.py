@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,14 +157,18 @@ class Scored:
             places[name] = _still_kept(places[name], self.masks[name].reshape(-1))
         if sum(map(len, places.values())) < min(total, SAMPLE // 2):
             places.update(self._draw(min(1.0, SAMPLE / total)))
-        parts, compiled = [], kernels_for(self)
-        for name, positions in places.items():
-            if compiled is not None and len(positions):
-                parts.append(scores_at(compiled, self, name, positions))
-            elif len(positions):
-                gradient = self.sensitivities[name].at(self.factors(name), positions)
-                parts.append((gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy())
+        compiled = kernels_for(self)
+        tasks = [partial(self._at, name, here, compiled) for name, here in places.items() if len(here)]
+        parts = [task() for task in tasks] if compiled is None else compiled.side_by_side(tasks)
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+
+    def _at(self, name: str, positions: Tensor, compiled: Any) -> np.ndarray:
+        """Scores of one tensor at some flat positions."""
+        if compiled is not None:
+            return scores_at(compiled, self, name, positions)
+        gradient = self.sensitivities[name].at(self.factors(name), positions)
+        scores: np.ndarray = (gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy()
+        return scores
 
     def _draw(self, part: float) -> Iterator[tuple[str, Tensor]]:
         """Positions of about a part of the kept weights."""

@@ -25,6 +25,7 @@ from .linearization import Arithmetic, LinearizationMode, collected
 from .modes import plain_tensors
 from .network import Network, isolated, restoring
 from .sensitivity import Sensitivity
+from .streams import keeps_all
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def absolute(
             magnitude.fill_(1.0)
         if power != 1:
             magnitude.pow_(power)
-        if masks is not None:
+        if masks is not None and not keeps_all(masks[name]):
             magnitude.masked_fill_(masks[name].logical_not(), 0.0)
         result[name] = magnitude
     return result

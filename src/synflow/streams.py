@@ -27,11 +27,20 @@ def count(masks: Tensors) -> int:
 
 def count_true(mask: Tensor) -> int:
     """The number of True in a mask."""
-    if mask.numel() and not any(mask.stride()):  # one element stands for all
+    if _is_single(mask):
         return mask.numel() * int(mask[(0,) * mask.dim()])
     if mask.device.type == "cpu":
         return int(np.count_nonzero(mask.detach().numpy()))  # many times faster than a sum over booleans
     return int(torch.count_nonzero(mask))
+
+
+def keeps_all(mask: Tensor) -> bool:
+    """Whether a mask is a single True that stands for all, as masks are at first."""
+    return _is_single(mask) and bool(mask[(0,) * mask.dim()])
+
+
+def _is_single(mask: Tensor) -> bool:
+    return bool(mask.numel()) and not any(mask.stride())
 
 
 def four_bytes_do(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class Survivors:
         self.small = network
         self.masks: dict[str, Tensor] = {name: mask.clone() for name, mask in masks.items()}
         self._half = power == 1 and self._reads_half()
-        self.magnitudes = absolute(network, self.masks, power, half=self._half)
+        self.magnitudes = absolute(network, masks, power, half=self._half)
         self.origin: dict[str, Tensor] = {}
         self.count = count(masks)
         self._outside: dict[str, Tensor] = {}
@@ -170,6 +171,8 @@ class Survivors:
         if not self._shrinking or self.count > WORTH * self._held or self.small.size < SMALL:
             return
         self._held = self.count
+        if not any(_has_empty_row(mask) for mask in self.masks.values()):
+            return  # units go when all that leads to them has gone
         try:
             self._shrink()
         # Whatever a model does that cannot be followed, scores do not depend on it: the network stays as it is.
@@ -226,6 +229,13 @@ class Survivors:
     def _stop(self, reason: str) -> None:
         log.debug("%s is not cut down while it is pruned: %s", type(self.network.model).__name__, reason)
         self._shrinking = False
+
+
+def _has_empty_row(mask: Tensor) -> bool:
+    rows = mask.reshape(len(mask), -1) if mask.dim() else mask.reshape(1, 1)
+    if mask.device.type != "cpu":
+        return not bool(rows.any(1).all())
+    return not bool(np.all(rows.numpy().any(axis=1)))  # torch takes several times as long
 
 
 def _places(like: Tensor, kept: Mapping[int, Any]) -> Tensor:
