@@ -137,3 +137,32 @@ def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
     assert weights.total(weights.masks) == 0.0
     weights.remove(found)
     assert all(torch.equal(weights.masks[n], trial[n]) for n in scores)
+
+
+@pytest.mark.parametrize("number", [1, 60, 190])
+@pytest.mark.parametrize("ties", [False, True])
+def test_what_was_taken_can_be_put_back(number: int, ties: bool) -> None:
+    """`take` removes just as `remove` does; `put_back` leaves everything as it was, what was pruned before included."""
+    torch.manual_seed(0)
+    scores = {"a": torch.rand(40, 30) + 0.1, "b": torch.rand(50, 7) + 0.1}
+    if ties:
+        scores = {name: (s * 8).ceil() for name, s in scores.items()}
+    masks = {name: torch.rand(s.shape) < 0.99 for name, s in scores.items()}
+    magnitudes = {name: s * masks[name] for name, s in scores.items()}
+    trial, removed = (
+        scored({n: s.clone() for n, s in magnitudes.items()}, {n: m.clone() for n, m in masks.items()})
+        for _ in range(2)
+    )
+    total = sum(int(mask.sum()) for mask in masks.values())
+    found = lightest_weights(trial, total, number)
+    assert found.pieces is not None
+    taken = trial.take(found)
+    removed.remove(found)
+    for name in scores:
+        assert torch.equal(trial.masks[name], removed.masks[name])
+        assert torch.equal(trial.magnitudes[name], removed.magnitudes[name])
+    assert sum(int(mask.sum()) for mask in trial.masks.values()) == total - number
+    trial.put_back(found, taken)
+    for name in scores:
+        assert torch.equal(trial.masks[name], masks[name])
+        assert torch.equal(trial.magnitudes[name], magnitudes[name])

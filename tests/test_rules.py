@@ -545,6 +545,30 @@ def test_a_bias_added_to_the_logits_of_multihead_attention_counts():
     compare(model, SEQUENCE, stand_in)
 
 
+def test_multihead_attention_of_one_sequence_to_another():
+    model = Attention(lambda a, x: a(x, x[:, :3], x[:, 1:4]), batch_first=True, bias=False)
+
+    def stand_in(w, x):
+        parts = zip((x, x[:, :3], x[:, 1:4]), w["attention.in_proj_weight"].chunk(3), strict=True)
+        mixed = attended(*(heads(part @ weight.T) for part, weight in parts))
+        return mixed.transpose(1, 2).flatten(2) @ w["attention.out_proj.weight"].T
+
+    compare(model, SEQUENCE, stand_in)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_self_attention_is_one_layer_whose_gradient_stays_thin(bias):
+    """Left as factors, which multiplied out are the scores."""
+    model, example = randomise_biases(SelfAttention(2, 16, bias)).double(), torch.zeros(1, 3, 32)
+    network = open_network(model, example)
+    held, lazy = measure(network), measure(network, lazy=True)
+    found = lazy.sensitivities["attention.in_proj_weight"]
+    assert found.dense is None
+    ((left, right),) = found.factors()
+    weight = network.weights["attention.in_proj_weight"].abs()
+    torch.testing.assert_close((left @ right) * weight, held.scores["attention.in_proj_weight"])
+
+
 def test_multihead_attention_with_its_own_projections_and_without_a_batch():
     model = Attention(lambda a, x: a(x, x[..., :3], x[..., :3]), kdim=3, vdim=3, bias=False)
 
