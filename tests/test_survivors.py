@@ -21,7 +21,8 @@ from synflow.survivors import Survivors
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut down as often as possible, however small the network."""
     monkeypatch.setattr(survivors, "SMALL", 0)
-    monkeypatch.setattr(survivors, "WORTH", 0.99)
+    for share in ("LEFT", "GAIN", "WORTH"):
+        monkeypatch.setattr(survivors, share, 0.99)
 
 
 def chain() -> tuple[nn.Module, torch.Tensor]:

@@ -29,12 +29,13 @@ log = logging.getLogger("synflow")
 
 # Networks that hold fewer weights are through before a cut would pay.
 SMALL = 1 << 20
-# The network is cut down anew when this share of the weights it held is left, if no more than GAIN of what it
-# holds stays then, and the first time no more than WORTH: for a while both are held.
-WORTH = 0.5
+# The network is cut down anew when this share of the weights it held is left,
+LEFT = 0.4
+# if no more than GAIN of what it holds stays then, and no more than WORTH of the whole: for a while both are held.
 GAIN = 0.7
+WORTH = 0.5
 # Images of fewer pixels are through before folding would pay.
-LARGE = 1
+LARGE = 16 * 16
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
 SAME = 1e-5
 
@@ -168,7 +169,7 @@ class Survivors:
 
     def shrink(self) -> None:
         """Cut the network down to the units that are alive, where enough has gone since the last time."""
-        if not self._shrinking or self.count > WORTH * self._held or self.small.size < SMALL:
+        if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL:
             return
         self._held = self.count
         if not any(_has_empty_row(mask) for mask in self.masks.values()):
