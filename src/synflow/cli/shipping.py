@@ -80,6 +80,9 @@ def bench(
     folded: Annotated[
         bool, typer.Option("--folded", metavar="", help="Time inference with batch norms folded as well.")
     ] = False,
+    forms: Annotated[
+        bool, typer.Option("--forms", metavar="", help="Time inference folded and frozen, dense and compact.")
+    ] = False,
     channels_last: Annotated[
         bool, typer.Option("--channels-last", metavar="", help="Use the channels-last layout.")
     ] = False,
@@ -91,7 +94,7 @@ def bench(
     result = bench_model(
         source.model, run.masks(), source.example, train_batches=train_batch or (128,),
         inference_batches=batch or (1, 64), repeats=repeats, threads=threads, onnx=onnx, openvino=openvino,
-        folded=folded, channels_last=channels_last, small=_stored(run, source), progress=progress(),
+        folded=folded, forms=forms, channels_last=channels_last, small=_stored(run, source), progress=progress(),
     )  # fmt: skip
     replace_text(folder / BENCH, result.to_json() + "\n")
     refresh_report(run, dataclasses.replace(run.facts(), benchmark=plain_benchmark(result)))
