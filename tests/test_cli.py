@@ -183,11 +183,14 @@ def test_compact_bench_export_go_on_from_the_folder(run):
     assert "is there already" in run("compact pruned --model net.py:make", code=2).err
     run("compact pruned --model net.py:make --force")
 
-    shown = run("bench pruned --model net.py:make --repeats 2 --train-batch 4 --batch 2 --folded")
+    shown = run("bench pruned --model net.py:make --repeats 2 --train-batch 4 --batch 2 --folded --forms")
     assert re.search(r"training step, batch 4 +dense", shown.out)
     assert "Measured speed" in Path("pruned/report.html").read_text()
     timings = json.loads(Path("pruned/bench.json").read_text())["timings"]
-    assert [t["task"] for t in timings] == ["training step"] * 3 + ["inference"] * 3 + ["folded"] * 3
+    tasks = [t["task"] for t in timings]
+    assert tasks[:9] == ["training step"] * 3 + ["inference"] * 3 + ["folded"] * 3
+    assert set(tasks[9:]) == {"forms"}
+    assert {"dense", "compact", "compact, frozen"} <= {t["variant"] for t in timings[9:]}
 
     pytest.importorskip("onnxruntime")
     run("export pruned --onnx --model net.py:make")

@@ -155,8 +155,9 @@ class Scored:
         places = self.places
         for name in places:
             places[name] = _still_kept(places[name], self.masks[name].reshape(-1))
-        if sum(map(len, places.values())) < min(total, SAMPLE // 2):
-            places.update(self._draw(min(1.0, SAMPLE / total)))
+        size = min(SAMPLE, max(total // 64, SAMPLE // 8))
+        if sum(map(len, places.values())) < min(total, size // 2):
+            places.update(self._draw(min(1.0, size / total)))
         compiled = kernels_for(self)
         tasks = [partial(self._at, name, here, compiled) for name, here in places.items() if len(here)]
         parts = [task() for task in tasks] if compiled is None else compiled.side_by_side(tasks)

@@ -65,7 +65,7 @@ class Survivors:
         self._model = network.model
         self._folds = self._can_fold()
         self._outline: Any = None
-        self._held = self.count
+        self._held: float = self.count
         self._replay: Replay | None = None
         self._fresh: Measurement | None = None
         self._repeating = repeating and not self._half
@@ -171,21 +171,29 @@ class Survivors:
         """Cut the network down to the units that are alive, where enough has gone since the last time."""
         if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL:
             return
-        self._held = self.count
         if not any(_has_empty_row(mask) for mask in self.masks.values()):
-            return  # units go when all that leads to them has gone
-        try:
-            self._shrink()
-        # Whatever a model does that cannot be followed, scores do not depend on it: the network stays as it is.
-        except Exception as cause:
-            self._stop(f"{type(cause).__name__}: {cause}")
+            self._held = self.count * GAIN / LEFT  # units go when all that leads to them has gone: look again soon
+            return
+        self._held = self.count
+        problem = ""
+        # Most networks run once they are cut; those that do not, with heads and the like left whole.
+        for check in (False, True):
+            try:
+                self._shrink(check)
+                break
+            # Whatever a model does that cannot be followed, scores do not depend on it: the network stays as it is.
+            except Exception as cause:
+                problem = f"{type(cause).__name__}: {cause}"
+        else:
+            self._stop(problem)
 
-    def _shrink(self) -> None:
+    def _shrink(self, check: bool) -> None:
         from .compaction.cutting import cut_down, outline  # compaction is built on scores, not the reverse
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)
-        cut = cut_down(self._outline, self.masks, min(GAIN, WORTH * self.network.size / self.small.size))
+        share = min(GAIN, WORTH * self.network.size / self.small.size)
+        cut = cut_down(self._outline, self.masks, share, check)
         places = {name: _places(mask, cut.kept[name]) for name, mask in self.masks.items() if name in cut.kept}
         if not places:
             return

@@ -64,10 +64,11 @@ def outline(model: nn.Module, example: Any) -> Outline:
     return Outline(work, example, couple(tape.used(), flexible))
 
 
-def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0) -> Cut:
+def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0, check: bool = True) -> Cut:
     """What is left of a network under masks by the names of its parameters; nothing is cut where more than a share is.
 
-    Where code reshapes to sizes of its own, so that the cut network would not run, heads and the like stay whole.
+    Where code reshapes to sizes of its own, so that the cut network would not run, heads and the like stay whole. That
+    takes a run of it; without `check` the caller finds out.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> known = outline(model, torch.ones(1, 3))
@@ -86,7 +87,7 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0) ->
         if left > share * sum(mask.numel() for mask in masks.values()):
             break  # with more frozen, even more would be left
         cut = Cut(kept, remembered_sizes(known.model, coupling, gone, POLICIES[0]))
-        if not kept or _runs(cut.apply(known.model, masks), known):
+        if not kept or not check or _runs(cut.apply(known.model, masks), known):
             return cut
     return Cut({}, {})
 
