@@ -195,7 +195,7 @@ class Watched(nn.Module):
 
     def forward(self, x):
         calls.append(len(calls))
-        if len(calls) == 12:
+        if len(calls) == 2:  # later steps repeat what was recorded, and call nobody
             Path("started").touch()
         return self.network(x)
 """
