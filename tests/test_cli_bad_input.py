@@ -210,6 +210,7 @@ def test_stopped_by_ctrl_c_leaves_nothing_behind(tmp_path):
     )  # fmt: skip
     while not (tmp_path / "started").exists() and process.poll() is None:
         time.sleep(0.1)
+    time.sleep(2)  # from the model's first run to the first step; all of them take minutes
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
