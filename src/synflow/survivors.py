@@ -21,6 +21,7 @@ from .flow import leaves
 from .lightest import Lightest, Scored
 from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
+from .memory import give_back
 from .network import Network, arguments, open_network
 from .replay import Replay, recorded
 from .streams import count, four_bytes_do
@@ -175,6 +176,7 @@ class Survivors:
             self._held = self.count * GAIN / LEFT  # units go when all that leads to them has gone: look again soon
             return
         self._held = self.count
+        give_back()  # for a while the network is held twice
         problem = ""
         # Most networks run once they are cut; those that do not, with heads and the like left whole.
         for check in (False, True):
@@ -225,7 +227,10 @@ class Survivors:
     def _leave(self, name: str, inside: Tensor) -> None:
         """Note the kept weights of a tensor that will not be in the cut network."""
         idle = self.masks[name].reshape(-1).clone()
-        idle.index_fill_(0, inside.reshape(-1).long(), False)
+        if idle.device.type == "cpu":
+            idle.numpy()[inside.numpy().reshape(-1)] = False  # torch takes positions of eight bytes only
+        else:
+            idle.index_fill_(0, inside.reshape(-1).long(), False)
         positions = torch.nonzero(idle).view(-1)
         if not len(positions):
             return
