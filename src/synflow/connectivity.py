@@ -52,6 +52,11 @@ def connected(network: Network, masks: Mapping[str, Tensor]) -> bool:
     ones = _ones(network, masks) if torch.bool in kinds else masks
     # Only layers of a lazy pass read half precision; other passes need not follow weights at all.
     half = bool(kinds & {torch.float16, torch.bfloat16})
+    # Where nothing but inputs starts a flow, what arrives has come from them, and need not be followed back.
+    alone = Arithmetic(shifts=False, sources=False, divide=False, saturate=True)
+    result = measure(network, magnitudes=ones, arithmetic=alone, gradients=False, lazy=half)
+    if result.value > 0 and not result.loose:
+        return True
     result = measure(network, magnitudes=ones, arithmetic=_booleans(), gradients=False, lazy=half)
     return result.value > 0 and result.input_reached
 
