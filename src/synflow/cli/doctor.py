@@ -25,7 +25,8 @@ from .output import print_json, say, table
 EXTRAS = {
     "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "plots": ("matplotlib",), "experiments": ("sklearn",),
-    "openvino": ("openvino",), "parquet": ("pyarrow",), "ray": ("ray",), "logging": ("tensorboard", "mlflow"),
+    "fast": ("numba",), "openvino": ("openvino",), "parquet": ("pyarrow",), "ray": ("ray",),
+    "logging": ("tensorboard", "mlflow"),
 }  # fmt: skip
 
 
