@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synflow import linearization, patches, survivors
+import synflow
+from synflow import linearization, patches, replay, survivors
 from synflow.flow import READING, as_flow
 from synflow.measurement import Measurement, absolute, measure
 from synflow.network import Network, open_network
@@ -42,15 +43,15 @@ def record(model: nn.Module, example: object) -> tuple[Network, dict[str, Tensor
 @pytest.mark.parametrize("name", NAMES)
 def test_repeated_as_measured_anew(name: str) -> None:
     case = ZOO[name]()
-    network, magnitudes, replay = record(case.model, case.example)
-    if replay is None:
+    network, magnitudes, repeat = record(case.model, case.example)
+    if repeat is None:
         pytest.skip("not repeatable: it is measured anew each time")
     for seed in range(2):
         dice = torch.Generator().manual_seed(seed)
         for magnitude in magnitudes.values():
             magnitude.mul_(torch.rand(magnitude.shape, generator=dice, dtype=torch.float64) < 0.9)
         expected = measure(network, magnitudes=magnitudes, lazy=True)
-        found = replay.run()
+        found = repeat.run()
         assert found is not None
         assert found.log2 == pytest.approx(expected.log2, abs=1e-12)
         assert (found.had_shifts, found.loose, found.notes) == (expected.had_shifts, expected.loose, expected.notes)
@@ -92,15 +93,15 @@ def test_rules_that_look_at_numbers_are_not_repeated(rule: Callable[..., Any]) -
 
 
 def test_a_flow_that_vanishes_or_drifts_is_measured_anew() -> None:
-    _, magnitudes, replay = record(
+    _, magnitudes, repeat = record(
         nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)), torch.ones(1, 3)
     )
-    assert replay is not None
-    assert replay.run() is not None
+    assert repeat is not None
+    assert repeat.run() is not None
     magnitudes["0.weight"].mul_(2.0**-50)
-    assert replay.run() is None
+    assert repeat.run() is None
     magnitudes["0.weight"].zero_()
-    assert replay.run() is None
+    assert repeat.run() is None
 
 
 def test_runs_use_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,16 @@ def test_runs_use_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == values[1:]
 
 
+def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise NotImplementedError("no storage")
+
+    monkeypatch.setattr(replay, "_key", fails)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    masks = synflow.prune(model, torch.ones(1, 8), compression=4, steps=5)
+    assert sum(int(mask.sum()) for mask in masks.values()) == 24
+
+
 def test_lines_of_a_gradient_that_are_the_same() -> None:
     image = torch.tensor([[1.0, 2, 2, 3], [4, 5, 5, 6], [4, 5, 5, 6]]).expand(1, 2, 3, 4).clone()
     lines = patches._lines(image)
@@ -142,10 +153,10 @@ def test_lines_that_are_no_longer_the_same_stop_a_repetition(monkeypatch: pytest
     model = nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.Flatten(), nn.Linear(32, 1, bias=False))
     nn.init.ones_(model[0].weight)
     nn.init.ones_(model[2].weight)
-    network, magnitudes, replay = record(model, torch.ones(1, 2, 4, 4))
-    assert replay is not None
-    assert replay.run() is not None
+    network, magnitudes, repeat = record(model, torch.ones(1, 2, 4, 4))
+    assert repeat is not None
+    assert repeat.run() is not None
     magnitudes["2.weight"].view(-1)[5] = 0.0
-    assert replay.run() is None
+    assert repeat.run() is None
     assert measure(network, magnitudes=magnitudes, lazy=True).value == 62.0
     assert READING.checks is None

@@ -122,7 +122,12 @@ class Survivors:
         )
         if not usual or not self._repeating:
             return run()
-        flow, self._replay = recorded(run, self.magnitudes)
+        try:
+            flow, self._replay = recorded(run, self.magnitudes)
+        # Operations that torch does not let be watched: whatever is wrong besides, measuring without will tell.
+        except Exception as cause:
+            log.debug("measurements are not recorded: %s: %s", type(cause).__name__, cause)
+            flow = run()
         self._repeating = self._replay is not None
         return flow
 
