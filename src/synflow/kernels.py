@@ -26,6 +26,35 @@ SUMS = {"contract", "reassoc", "nsz"}
 Array = Any
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _keep_light(
+    line: Array,
+    given: Array,
+    high: Any,
+    flags: Array,
+    words: Array,
+    first: int,
+    places: Array,
+    values: Array,
+    found: int,
+) -> int:
+    """Add what is light in a line of scores to what was found; few are, so eight flags are looked at as one word."""
+    width = len(given)
+    for j in range(width):
+        flags[j] = (line[j] <= high) & given[j]
+    for j in range(width, (width + 7) // 8 * 8):
+        flags[j] = False
+    for k in range((width + 7) // 8):
+        word = words[k]
+        while word != 0:
+            j = 8 * k + (trailing_zeros(word) >> 3)
+            places[found] = first + j
+            values[found] = line[j]
+            found += 1
+            word &= word - np.uint64(1)
+    return found
+
+
 @njit(nogil=True, cache=True, fastmath=SUMS)
 def pick_product(
     weights: Array, kept: Array, left: Array, right: Array, high: Any, places: Array, values: Array, first: int
@@ -73,19 +102,8 @@ def pick_product(
                 line = block[i]
                 for j in range(width):
                     line[j] *= row[j]
-                for j in range(width):
-                    flags[j] = (line[j] <= high) & given[j]
-                for j in range(width, (width + 7) // 8 * 8):
-                    flags[j] = False
                 base = first + (top + i) * columns + start
-                for k in range((width + 7) // 8):
-                    word = words[k]
-                    while word != 0:
-                        j = 8 * k + (trailing_zeros(word) >> 3)
-                        places[found] = base + j
-                        values[found] = line[j]
-                        found += 1
-                        word &= word - np.uint64(1)
+                found = _keep_light(line, given, high, flags, words, base, places, values, found)
     return found
 
 
@@ -109,18 +127,7 @@ def pick_dense(
         )
         for j in range(width):
             line[j] = row[j] * slope[j]
-        for j in range(width):
-            flags[j] = (line[j] <= high) & given[j]
-        for j in range(width, (width + 7) // 8 * 8):
-            flags[j] = False
-        for k in range((width + 7) // 8):
-            word = words[k]
-            while word != 0:
-                j = 8 * k + (trailing_zeros(word) >> 3)
-                places[found] = first + start + j
-                values[found] = line[j]
-                found += 1
-                word &= word - np.uint64(1)
+        found = _keep_light(line, given, high, flags, words, first + start, places, values, found)
     return found
 
 
