@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -132,6 +133,43 @@ def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.Mon
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     masks = synflow.prune(model, torch.ones(1, 8), compression=4, steps=5)
     assert sum(int(mask.sum()) for mask in masks.values()) == 24
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_are_as_before(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Light operations run on one thread; whoever asked gets all of them back."""
+    _, _, repeat = record(nn.Sequential(nn.Linear(3, 300, bias=False), nn.Linear(300, 3, bias=False)), torch.ones(1, 3))
+    assert repeat is not None
+    assert not any(call.heavy for call in repeat._calls)
+    before, seen = torch.get_num_threads(), []
+    plain = repeat._calls[-1].function
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        if fails:
+            raise KeyboardInterrupt
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(repeat._calls[-1], "function", watched)
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+            repeat.run()
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_large_products_are_heavy() -> None:
+    large, small = torch.empty(2000, 3000, device="meta"), torch.empty(3000, 2, device="meta")
+    assert replay._is_heavy("aten::mm", [large, small], [torch.empty(2000, 2, device="meta")])
+    assert not replay._is_heavy("aten::mm", [small.t(), small], [torch.empty(2, 2, device="meta")])
+    image, kernel = torch.empty(1, 64, 32, 32, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
+    assert replay._is_heavy("aten::convolution", [image, kernel], [image])
+    assert not replay._is_heavy("aten::convolution", [image[..., :2, :2], kernel], [image[..., :2, :2]])
+    assert replay._is_heavy("aten::convolution_backward", [image, image, kernel], [image, None, None])
+    assert replay._is_heavy("aten::mul", [large, large], [large])
+    assert not replay._is_heavy("aten::mul", [small, small], [small])
 
 
 def test_lines_of_a_gradient_that_are_the_same() -> None:

@@ -29,6 +29,9 @@ log = logging.getLogger("synflow")
 
 # A flow this many powers of two from the recorded one is recorded anew: numbers would come near the edge of their type.
 DRIFT = 40
+# With fewer multiplications, or fewer numbers moved, an operation runs on one thread.
+PRODUCTS = 1 << 23
+NUMBERS = 1 << 18
 
 
 class _NotRepeatableError(Exception):
@@ -42,6 +45,7 @@ class _Call:
     function: Callable[..., Any]
     writes: bool
     single: bool
+    heavy: bool
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     puts: list[tuple[Any, Any, int]] = field(default_factory=list)
@@ -74,10 +78,11 @@ class Replay:
     def run(self) -> Measurement | None:
         """The flow and the sensitivities now; None where the recording no longer serves."""
         values: list[Any] = self._magnitudes + [None] * (self._slots - len(self._magnitudes))
-        with torch.no_grad():
+        with torch.no_grad(), _Threads() as threads:
             for call in self._calls:
                 for place, key, slot in call.puts:
                     place[key] = values[slot]
+                threads.use(call.heavy)
                 outcome = call.function(*call.args, **call.kwargs)
                 for output, value in zip(call.outputs, [outcome] if call.single else outcome, strict=True):
                     if output is not None:
@@ -98,6 +103,25 @@ class Replay:
             uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
             sensitivities[name] = Sensitivity(parts.shape, dense, uses)
         return dataclasses.replace(self.first, value=value, sensitivities=sensitivities)
+
+
+class _Threads:
+    """All of torch's threads for heavy operations, one for light ones: to wait for others costs more than they help."""
+
+    def __enter__(self) -> _Threads:
+        self.most = self.now = torch.get_num_threads()
+        return self
+
+    def use(self, heavy: bool) -> None:
+        """Set the number of threads for the next operation."""
+        wanted = self.most if heavy else 1
+        if wanted != self.now:
+            torch.set_num_threads(wanted)
+            self.now = wanted
+
+    def __exit__(self, *_: object) -> None:
+        if self.now != self.most:
+            torch.set_num_threads(self.most)
 
 
 def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor]) -> tuple[Measurement, Replay | None]:
@@ -169,7 +193,8 @@ class _Recorder(TorchDispatchMode):
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise _NotRepeatableError(f"{name} returns more than tensors")
-        call = _Call(func, bool(written), single=isinstance(result, Tensor))
+        heavy = _is_heavy(name, [*_tensors(args)], outputs)
+        call = _Call(func, bool(written), isinstance(result, Tensor), heavy)
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
@@ -207,6 +232,18 @@ class _Recorder(TorchDispatchMode):
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
         first = dataclasses.replace(flow, sensitivities={}, total=None)
         return Replay(first, calls, list(magnitudes.values()), self.count, results, parts, flags)
+
+
+def _is_heavy(name: str, given: list[Tensor], made: list[Tensor | None]) -> bool:
+    """Whether several threads are worth it, by how many numbers are multiplied or moved."""
+    moved = sum(tensor.numel() for tensor in (*given, *made) if tensor is not None)
+    if name in ("aten::mm", "aten::bmm"):
+        return given[0].numel() * given[1].shape[-1] >= PRODUCTS
+    if name == "aten::convolution" and made[0] is not None:
+        return made[0].numel() * given[1][0].numel() >= PRODUCTS
+    if name == "aten::convolution_backward":
+        return 2 * given[0].numel() * given[2][0].numel() >= PRODUCTS
+    return moved >= NUMBERS
 
 
 def _filled(call: _Call, tree: Any, known: Mapping[int, int | None]) -> Any:
