@@ -12,7 +12,8 @@ from synflow.masks import attach, bake
 
 OPTIMIZERS = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01, weight_decay=0.1),
+    # With the usual eps of 1e-8 a gradient that is zero but for rounding, 1e-13, would move a weight by 1e-7.
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01, weight_decay=0.1, eps=1e-4),
 }
 
 
