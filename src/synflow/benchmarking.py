@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
+from . import memory_format
 from .benchmark_results import Benchmark, Size, Timing
 from .compaction import compact
 from .compaction.surgery import tensors
@@ -30,6 +31,7 @@ from .errors import SynflowError, need
 from .inference import for_inference
 from .masks import attach, bake
 from .memory import peak_memory
+from .memory_format import images_channels_last
 from .network import arguments, move
 from .onnx_export import export_onnx, feeds, onnx_session
 
@@ -120,7 +122,7 @@ def _variants(
     variants: dict[str, nn.Module] = {"dense": dense, "masked": masked, "compact": tiny}
     if channels_last:
         for variant in variants.values():
-            variant.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            memory_format.channels_last(variant)
     return variants
 
 
@@ -132,7 +134,7 @@ def enlarged(example: Any, size: int, channels_last: bool) -> Any:
             return leaf
         times = -(-size // leaf.shape[0])
         batch = leaf.repeat(times, *[1] * (leaf.dim() - 1))[:size]
-        return _channels_last(batch) if channels_last else batch
+        return images_channels_last(batch) if channels_last else batch
 
     return pytree.tree_map(fill, example)
 
@@ -162,41 +164,29 @@ def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
     twin = copy.deepcopy(model)
     bake(twin)
     twin.eval()
-    args, kwargs = arguments(inputs)
-    forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return forward(*args, **kwargs)
-
-    return call
+    return _calls(torch.compile(twin) if compiled else twin, inputs)
 
 
 def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
     """Inference of the dense and the compact network in all forms that torch has for it, inputs laid out alike."""
-    laid_out = pytree.tree_map(_channels_last, inputs)
+    laid_out = images_channels_last(inputs)
     runs: dict[str, Run] = {}
     for name in ("dense", "compact"):
         plain = variants[name]
         runs[name] = inference_run(plain, inputs, False)
-        last = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        last = memory_format.channels_last(copy.deepcopy(plain))
         runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
         runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
-        runs[f"{name}, frozen"] = _graph_run(for_inference(plain, inputs, freeze=True), laid_out)
+        runs[f"{name}, frozen"] = _calls(for_inference(plain, inputs, freeze=True), laid_out)
     return runs
 
 
-def _channels_last(leaf: Any) -> Any:
-    images = isinstance(leaf, Tensor) and leaf.dim() == 4
-    return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
-
-
-def _graph_run(graph: nn.Module, inputs: Any) -> Run:
+def _calls(forward: Callable[..., Any], inputs: Any) -> Run:
     args, kwargs = arguments(inputs)
 
     def call() -> Any:
         with torch.inference_mode():
-            return graph(*args, **kwargs)
+            return forward(*args, **kwargs)
 
     return call
 

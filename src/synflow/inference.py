@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from . import memory_format
 from .compaction.operations import BATCH_NORMS
 from .compaction.verification import DifferenceError, compare, double, inputs_like
 from .errors import SynflowError
@@ -72,7 +73,7 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
     _check(reference, folded, example, seen.dtype)
     _fold(ready, pairs)
     if channels_last and any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in ready.modules()):
-        ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        memory_format.channels_last(ready)
     if freeze:
         try:
             return _frozen(ready, reference, folded, example, channels_last)
@@ -92,7 +93,7 @@ def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: 
     shaped = copy.deepcopy(ready)
     reshape(shaped, forms, channels_last)
     if channels_last:
-        shaped.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        memory_format.channels_last(shaped)
     pack(shaped, forms, channels_last)
     return freeze_graph(shaped, ready, example)
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from . import folding
+from .capture import widened
 from .errors import SynflowError
 from .flow import Degrees, Flow, as_flow, flows, mapped, scaled
 from .modes import SafeMode
-from .sensitivity import Sensitivity, widened
+from .sensitivity import Sensitivity
 
 Rule: TypeAlias = Callable[..., Any]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .flow import READING
-from .sensitivity import Use, is_thin, sizes
+from .sensitivity import Use, is_thin
 
 # Gradients are looked at for lines that are the same where that saves a product with at least so many weights.
 LARGE = 1 << 16
@@ -125,3 +125,11 @@ def _added_up(patches: Tensor, lines: Sequence[Tensor]) -> Tensor:
         shape[dim] = int(kinds[-1]) + 1
         image = image.new_zeros(shape).index_add_(dim, kinds, image)
     return image.flatten(0, 1)
+
+
+def sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
+    """The number of positions of a convolution in each dimension."""
+    return [
+        (size + 2 * pad - step * (width - 1) - 1) // jump + 1
+        for size, width, jump, pad, step in zip(x[2:], weight[2:], *how[:3], strict=True)
+    ]

@@ -81,14 +81,15 @@ def shrink(
     parts: dict[str, Tensor] = {}
     for module in model.modules():
         touched: dict[str, Mapping[int, Indices]] = {}
-        for slots in (module._parameters, module._buffers):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for slots in tables:
             for own, tensor in slots.items():
                 name = names.get(id(tensor)) if tensor is not None else None
                 if tensor is None or name is None or name not in kept:
                     continue
                 if name not in parts:  # a tied weight stays tied
                     parts[name] = _hollow(tensor, kept[name]) if name in hollow else _part(tensor, kept[name])
-                slots[own] = parts[name]  # type: ignore[assignment]
+                slots[own] = parts[name]
                 touched[own] = kept[name]
         if touched:
             _remember(module, touched)
@@ -150,4 +151,4 @@ def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> N
             module.proj_size = any_module.weight_hh_l0.shape[1]
         module._init_flat_weights()
     elif hasattr(module, "nf") and hasattr(module, "nx"):  # the transposed linear layer of GPT-2
-        any_module.nx, any_module.nf = module.weight.shape  # type: ignore[misc]
+        any_module.nx, any_module.nf = any_module.weight.shape

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..capture import capture
 from ..flow import Flow, as_flow, both, fixed
 from ..linearization import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite, note_bend
-from ..sensitivity import capture
 from .basic import add, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
 
