@@ -133,12 +133,16 @@ def table(folder: Path) -> None:
         if any(cell.strip() != "-" for cell in cells):
             print(f"{name:40}" + "".join(cells))
     for (task, batch, variant, compression), wanted in TARGETS.items():
-        runs = rows.get(f"vgg16_bn:{compression}", {}).get((task, batch, variant), [])
+        found = rows.get(f"vgg16_bn:{compression}", {})
+        runs, alike = (found.get((task, batch, name), []) for name in (variant, variant.replace("compact", "dense")))
         if runs:
             verdict = "reached" if statistics.median(runs) >= wanted else "NOT reached"
             each = ", ".join(f"{ratio:.2f}" for ratio in runs)
             what = "inference" if task == "forms" else task
-            print(f"VGG-16 at {compression}x, {what}, batch {batch}, {variant}: {wanted}x {verdict} ({each})")
+            against = f"VGG-16 at {compression}x, {what}, batch {batch}, {variant} against dense as it is"
+            print(f"{against}: {wanted}x {verdict} ({each})")
+            if task == "forms" and alike:
+                print(f"  against dense in the same form: {statistics.median(runs) / statistics.median(alike):.2f}x")
 
 
 def ratios(found: dict) -> dict[Cell, list[float]]:
