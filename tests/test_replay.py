@@ -178,9 +178,11 @@ def test_lines_of_a_gradient_that_are_the_same() -> None:
     assert lines is not None
     assert [kinds.tolist() for kinds in lines] == [[0, 1, 1], [0, 1, 1, 2]]
     assert torch.equal(patches._spread(patches._first_of(image, lines)[0], lines), image[0])
-    seen = torch.rand(12, 5)
-    added = patches._added_up(seen, lines).view(2, 3, 5)
-    torch.testing.assert_close(added[1, 1], seen.view(3, 4, 5)[1:, 1:3].sum((0, 1)))
+    kinds = patches._kinds_of_positions(lines, torch.float32)
+    seen = torch.rand(5, 12)
+    added = (seen @ kinds.t()).view(5, 2, 3)
+    torch.testing.assert_close(added[:, 1, 1], seen.view(5, 3, 4)[:, 1:, 1:3].sum((1, 2)))
+    assert torch.equal(added.view(5, 6) @ kinds, patches._spread(added, lines).flatten(1))
     image[0, 1, 2, 2] = 7
     assert patches._lines(image) is None
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .patches import Patches, sizes
-from .sensitivity import Sensitivity, Use, is_thin
+from .sensitivity import Sensitivity, Use
 
 # With no more positions than this, a product with patches is faster than a convolution; with up to MORE where weights
 # are many, since there gradients that are the same at many positions save work.
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
-        if is_thin(len(sent), *weight.shape):
+        if sensitivity.is_thin(len(sent)):
             sensitivity.uses.append(Use(left.t(), right))
         else:
             sensitivity.add_dense(left.t() @ right)
@@ -116,7 +116,7 @@ class _Convolution(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.how
         rows, kernel = weight.shape[0], weight.shape[2:]
         positions = gradient.numel() // max(rows, 1)
-        thin = groups == 1 and len(kernel) == 2 and is_thin(positions, rows, weight.numel() // max(rows, 1))
+        thin = groups == 1 and len(kernel) == 2 and ctx.sensitivity.is_thin(positions)
         wanted = [bool(ctx.needs_input_grad[0]), not thin, False]
         into, whole, _ = torch.ops.aten.convolution_backward(
             gradient, x, weight.to(x.dtype), None, stride, padding, dilation, False, [0] * len(kernel), groups, wanted

@@ -1,4 +1,4 @@
-"""Loops that no array library has in one pass: multiply out a score, compare it, keep it if it is light.
+"""Loops that no array library has in one pass: bound a score, multiply it out where it may be light, keep it if it is.
 
 Compiled by numba where it is installed (the extra `fast`), once per machine, and run on as many threads as torch
 uses. Without numba, on other devices and for small networks the same is done in several passes (see picking.py).
@@ -18,92 +18,122 @@ import torch
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-# Columns that are multiplied out at a time: four rows of them, and what they are made of, stay in the first cache.
-WIDE = 256
+# Weights that are looked at in one go: all about them stays in the first cache.
+WIDE = 512
+# Bounds of scores are rounded by far less than this.
+CLOSE = 1e-4
 # Sums may be taken in any order; not-a-number and infinity keep their meaning.
 SUMS = {"contract", "reassoc", "nsz"}
 
 Array = Any
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _keep_light(
-    line: Array,
-    given: Array,
-    high: Any,
-    flags: Array,
-    words: Array,
-    first: int,
-    places: Array,
-    values: Array,
-    found: int,
-) -> int:
-    """Add what is light in a line of scores to what was found; few are, so eight flags are looked at as one word."""
-    width = len(given)
-    for j in range(width):
-        flags[j] = (line[j] <= high) & given[j]
-    for j in range(width, (width + 7) // 8 * 8):
-        flags[j] = False
-    for k in range((width + 7) // 8):
+@njit(nogil=True, cache=True)
+def _where(words: Array, some: Array, hits: Array) -> int:
+    """List where flags are set. Few are, so eight are looked at as one word, and words with none are passed over."""
+    number = 0
+    for k in range(len(words)):
+        some[number] = k
+        number += words[k] != 0
+    found = 0
+    for index in range(number):
+        k = some[index]
         word = words[k]
         while word != 0:
-            j = 8 * k + (trailing_zeros(word) >> 3)
-            places[found] = first + j
-            values[found] = line[j]
+            hits[found] = 8 * k + (trailing_zeros(word) >> 3)
             found += 1
             word &= word - np.uint64(1)
     return found
 
 
-@njit(nogil=True, cache=True, fastmath=SUMS)
-def pick_product(
-    weights: Array, kept: Array, left: Array, right: Array, high: Any, places: Array, values: Array, first: int
-) -> int:
-    """Find scores `weights * (left @ right)` of kept weights that are no more than `high`: places and values.
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def lower_bounds(left: Array, seen: Array, parts: Array, sums: Array, tiny: Any) -> Any:
+    """Make `left @ seen.T` no less than `sums[row, kind] * parts[column]`; columns are of as many kinds in turn.
 
-    How many there are, or -1 where there is no room for them; not in order. Positions are counted from `first`.
-    `left` has a multiple of four rows, zeros where there are no weights; so has `right`, and `left` as many columns.
+    Returned are a bound that no product exceeds, and the least entry on the left, where none may be negative.
+
+    Entries of a column are close to the mean of its kind at each position, for units add up many weights. So what is
+    least of a column, as a part of those means, is a bound for all of it, and a close one.
     """
-    rows, columns = weights.shape
-    inner, room, found = left.shape[1], len(places) - WIDE, 0
-    block = np.empty((4, WIDE), weights.dtype)
-    b0, b1, b2, b3 = block[0], block[1], block[2], block[3]
-    flags = np.zeros(WIDE, np.bool_)
+    kinds, inner = sums.shape[1], seen.shape[1]
+    means = np.zeros((kinds, inner), seen.dtype)
+    inverse = np.zeros((kinds, inner), seen.dtype)
+    top = seen.dtype.type(0)
+    for j in range(len(seen)):
+        mean, line = means[j % kinds], seen[j]
+        for p in range(inner):
+            mean[p] += line[p]
+            top = max(top, line[p])
+    for t in range(kinds):
+        for p in range(inner):
+            means[t, p] *= kinds / len(seen)
+            if means[t, p] > tiny:
+                inverse[t, p] = 1 / means[t, p]
+            else:
+                means[t, p] = 0
+    for j in range(len(seen)):
+        mean, line = inverse[j % kinds], seen[j]
+        least = seen.dtype.type(np.inf)
+        for p in range(inner):
+            part = line[p] * mean[p]
+            least = min(least, part if mean[p] > 0 else least)
+        parts[j] = least if least < np.inf else 0
+    most, negative = left.dtype.type(0), left.dtype.type(0)
+    for i in range(len(left)):
+        line = left[i]
+        for p in range(inner):
+            most, negative = max(most, line[p]), min(negative, line[p])
+        for t in range(kinds):
+            mean, total = means[t], left.dtype.type(0)
+            for p in range(inner):
+                total += line[p] * mean[p]
+            sums[i, t] = total
+    return most * top * inner, negative
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def pick_product(
+    weights: Array, kept: Array, left: Array, sums: Array, seen: Array, parts: Array, high: Any, tiny: Any,
+    places: Array, values: Array, first: int,
+) -> int:  # fmt: skip
+    """Find scores `weights * (left @ seen.T)` of kept weights that are no more than `high`: places and values.
+
+    How many there are, or -1 where there is no room for them. Positions are counted from `first`. Scores are multiplied
+    out only where their lower bounds let them be light.
+    """
+    (rows, columns), kinds, inner = weights.shape, sums.shape[1], left.shape[1]
+    wide = min(max(WIDE // kinds, 1) * kinds, columns)
+    limits = np.empty(wide, weights.dtype)
+    flags = np.zeros((wide + 7) // 8 * 8, np.bool_)
     words = flags.view(np.uint64)
-    for top in range(0, rows, 4):
-        for start in range(0, columns, WIDE):
-            width = min(WIDE, columns - start)
-            for p in range(0, inner, 4):
-                r0, r1 = right[p, start : start + width], right[p + 1, start : start + width]
-                r2, r3 = right[p + 2, start : start + width], right[p + 3, start : start + width]
-                s, t, u, v = left[top], left[top + 1], left[top + 2], left[top + 3]
-                s0, s1, s2, s3 = s[p], s[p + 1], s[p + 2], s[p + 3]
-                t0, t1, t2, t3 = t[p], t[p + 1], t[p + 2], t[p + 3]
-                u0, u1, u2, u3 = u[p], u[p + 1], u[p + 2], u[p + 3]
-                v0, v1, v2, v3 = v[p], v[p + 1], v[p + 2], v[p + 3]
-                if p == 0:
-                    for j in range(width):
-                        x0, x1, x2, x3 = r0[j], r1[j], r2[j], r3[j]
-                        b0[j] = s0 * x0 + s1 * x1 + s2 * x2 + s3 * x3
-                        b1[j] = t0 * x0 + t1 * x1 + t2 * x2 + t3 * x3
-                        b2[j] = u0 * x0 + u1 * x1 + u2 * x2 + u3 * x3
-                        b3[j] = v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3
-                else:
-                    for j in range(width):
-                        x0, x1, x2, x3 = r0[j], r1[j], r2[j], r3[j]
-                        b0[j] += s0 * x0 + s1 * x1 + s2 * x2 + s3 * x3
-                        b1[j] += t0 * x0 + t1 * x1 + t2 * x2 + t3 * x3
-                        b2[j] += u0 * x0 + u1 * x1 + u2 * x2 + u3 * x3
-                        b3[j] += v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3
-            for i in range(min(4, rows - top)):
-                if found > room:
-                    return -1
-                row, given = weights[top + i, start : start + width], kept[top + i, start : start + width]
-                line = block[i]
-                for j in range(width):
-                    line[j] *= row[j]
-                base = first + (top + i) * columns + start
-                found = _keep_light(line, given, high, flags, words, base, places, values, found)
+    some, hits = np.empty(len(words) + 1, np.int32), np.empty(len(flags) + 1, np.int32)
+    room, found, slack = len(places) - wide, 0, high * weights.dtype.type(1 + CLOSE)
+    for i in range(rows):
+        for t in range(kinds):
+            limit = slack / sums[i, t] if sums[i, t] > tiny else np.inf
+            for j in range(t, wide, kinds):
+                limits[j] = limit
+        line = left[i]
+        for start in range(0, columns, wide):
+            width = min(wide, columns - start)
+            if found > room:
+                return -1
+            row, given = weights[i, start : start + width], kept[i, start : start + width]
+            part, base = parts[start : start + width], first + i * columns + start
+            for j in range(width):
+                flags[j] = (row[j] * part[j] <= limits[j]) & given[j]
+            for j in range(width, len(flags)):
+                flags[j] = False
+            for index in range(_where(words, some, hits)):
+                j = hits[index]
+                column = seen[start + j]
+                score = weights.dtype.type(0)
+                for p in range(inner):
+                    score += line[p] * column[p]
+                score *= row[j]
+                places[found] = base + j
+                values[found] = score
+                found += score <= high
     return found
 
 
@@ -116,30 +146,33 @@ def pick_dense(
     line = np.empty(WIDE, weights.dtype)
     flags = np.zeros(WIDE, np.bool_)
     words = flags.view(np.uint64)
+    some, hits = np.empty(len(words) + 1, np.int32), np.empty(len(flags) + 1, np.int32)
     for start in range(0, total, WIDE):
         width = min(WIDE, total - start)
         if found > room:
             return -1
-        row, given, slope = (
-            weights[start : start + width],
-            kept[start : start + width],
-            gradient[start : start + width],
-        )
+        row, given = weights[start : start + width], kept[start : start + width]
+        slope = gradient[start : start + width]
         for j in range(width):
             line[j] = row[j] * slope[j]
-        found = _keep_light(line, given, high, flags, words, first + start, places, values, found)
+            flags[j] = (line[j] <= high) & given[j]
+        for j in range(width, WIDE):
+            flags[j] = False
+        for index in range(_where(words, some, hits)):
+            places[found] = first + start + hits[index]
+            values[found] = line[hits[index]]
+            found += 1
     return found
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS)
-def products_at(positions: Array, left: Array, right: Array, weights: Array, values: Array) -> None:
-    """Scores `weights * (left @ right)` at some flat positions."""
-    columns = right.shape[1]
+def products_at(positions: Array, left: Array, seen: Array, weights: Array, values: Array) -> None:
+    """Scores `weights * (left @ seen.T)` at some flat positions."""
     for index in range(len(positions)):
-        row, column = positions[index] // columns, positions[index] % columns
+        line, column = left[positions[index] // len(seen)], seen[positions[index] % len(seen)]
         total = weights[positions[index]] * 0
-        for p in range(len(right)):
-            total += left[row, p] * right[p, column]
+        for p in range(len(line)):
+            total += line[p] * column[p]
         values[index] = total * weights[positions[index]]
 
 

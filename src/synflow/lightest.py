@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .errors import SynflowError
 from .picking import (
+    HUGE,
     Found,
     Piece,
     at_edge,
@@ -26,11 +27,11 @@ from .picking import (
     find_between,
     find_light,
     keep,
-    kernels_for,
     not_below,
     scores_at,
 )
-from .sensitivity import Factors, Sensitivity
+from .sensitivity import THIN, Factors, Sensitivity
+from .trend import Trend
 
 # A block of scores and its flags stay in the caches of most processors.
 BLOCK = 1 << 19
@@ -38,16 +39,15 @@ SAMPLE = 1 << 14
 # Beyond this share of the weights, or this many, lists of their positions take more room than is worth it.
 SHARE = 1 / 8
 MANY = 1 << 24
-# Below this no product overflows.
-HUGE = 1e37
 
 
 @dataclass(frozen=True)
 class Scored:
     """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that masks keep.
 
-    `places` are where the last sample was taken, `bounds` no less than the magnitudes of each tensor: both may be kept
-    from step to step.
+    `places` are where the last sample was taken, `bounds` no less than the magnitudes of each tensor, `trend` where
+    edges were found: all may be kept from step to step. `compiled` are loops that find light scores, `flow` is what the
+    scores of a layer sum to.
     """
 
     magnitudes: dict[str, Tensor]
@@ -55,7 +55,11 @@ class Scored:
     sensitivities: Mapping[str, Sensitivity]
     places: dict[str, Tensor] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
+    trend: Trend = field(default_factory=Trend)
+    compiled: Any = None
+    flow: float = 1.0
     _factors: dict[str, list[Factors]] = field(default_factory=dict)
+    _pairs: dict[str, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Tensor]:
         """All scores, held."""
@@ -113,7 +117,7 @@ class Scored:
 
     def _take_out(self, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
         if going.pieces is not None:
-            clear(going.pieces, going.edge, masks, magnitudes, kernels_for(self))
+            clear(going.pieces, going.edge, masks, magnitudes, self.compiled)
         missing = going.ties
         for name in reversed(masks):
             flat = masks[name].view(-1)
@@ -158,18 +162,9 @@ class Scored:
         size = min(SAMPLE, max(total // 64, SAMPLE // 8))
         if sum(map(len, places.values())) < min(total, size // 2):
             places.update(self._draw(min(1.0, size / total)))
-        compiled = kernels_for(self)
-        tasks = [partial(self._at, name, here, compiled) for name, here in places.items() if len(here)]
-        parts = [task() for task in tasks] if compiled is None else compiled.side_by_side(tasks)
+        tasks = [partial(scores_at, self, name, here) for name, here in places.items() if len(here)]
+        parts = [task() for task in tasks] if self.compiled is None else self.compiled.side_by_side(tasks)
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
-
-    def _at(self, name: str, positions: Tensor, compiled: Any) -> np.ndarray:
-        """Scores of one tensor at some flat positions."""
-        if compiled is not None:
-            return scores_at(compiled, self, name, positions)
-        gradient = self.sensitivities[name].at(self.factors(name), positions)
-        scores: np.ndarray = (gradient * self.magnitudes[name].reshape(-1)[positions]).cpu().numpy()
-        return scores
 
     def _draw(self, part: float) -> Iterator[tuple[str, Tensor]]:
         """Positions of about a part of the kept weights."""
@@ -199,6 +194,20 @@ class Scored:
             self._factors[name] = self.sensitivities[name].factors()
         return self._factors[name]
 
+    def pair(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The gradient of one tensor as `left @ seen.T`, for compiled loops; None where it is not one such product."""
+        if name not in self._pairs:
+            uses, kind = self.sensitivities[name].factors(), self.magnitudes[name].dtype
+            inner = sum(left.shape[1] for left, _ in uses)
+            serve = self.sensitivities[name].dense is None and all(part.dtype == kind for use in uses for part in use)
+            self._pairs[name] = None
+            if serve and 0 < inner <= THIN:
+                left, seen = uses[0][0], uses[0][1].t()
+                if len(uses) > 1:
+                    left, seen = torch.cat([use[0] for use in uses], 1), torch.cat([use[1].t() for use in uses], 1)
+                self._pairs[name] = (left.contiguous().numpy(), seen.contiguous().numpy())
+        return self._pairs[name]
+
 
 @dataclass(frozen=True)
 class Lightest:
@@ -221,6 +230,12 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
     """
     if number == 0:
         return Lightest(0, 0.0, pieces=[])
+    guess = scored.trend.next(number / total, scored.flow) if budget == math.inf else None
+    if guess is not None:
+        found = find_light(scored, guess, number / total)
+        values = np.concatenate([piece.values for piece in found.pieces])
+        if len(values) >= number:
+            return _noted(scored, total, _exactly(found, values, number, listed=True))
     sample = scored.sample(total)
     position = number / total * len(sample)
     if budget < math.inf:
@@ -243,8 +258,15 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
         wanted = min(number, affordable)
         enough = affordable < gathered or gathered >= number or high == math.inf
         if enough and (wanted > found.below or low == -math.inf):
-            return _exactly(found, values, wanted, listed=few)
+            return _noted(scored, total, _exactly(found, values, wanted, listed=few))
         spread *= 4
+
+
+def _noted(scored: Scored, total: int, going: Lightest) -> Lightest:
+    """Remember where the edge was, for the next step; lists that would be long are not made by a guess."""
+    if going.pieces is not None:
+        scored.trend.add(going.number / total, going.edge, scored.flow)
+    return going
 
 
 def _exactly(found: Found, everything: np.ndarray, number: int, listed: bool) -> Lightest:

@@ -68,6 +68,7 @@ def measure(
     arithmetic: Arithmetic | None = None,
     trace: bool = False,
     lazy: bool = False,
+    bounded: bool = False,
     fold: bool = False,
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
@@ -75,8 +76,8 @@ def measure(
     The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False`
     leaves out biases; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
     adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
-    `lazy` leaves the scores as factors, to be multiplied out a block at a time; `fold` computes positions of images
-    that see the same only once.
+    `lazy` leaves the scores as factors, to be multiplied out a block at a time, or with `bounded` only where their
+    bounds are low; `fold` computes positions of images that see the same only once.
     """
     how = arithmetic or Arithmetic(shifts=shifts)
     how.constants = network.constants
@@ -88,7 +89,7 @@ def measure(
     for index, (name, magnitude) in enumerate(magnitudes.items()):
         tracked = _once(len(magnitudes), index) if trace else None
         leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), leaf_exponent, tracked)
-    sensitivities = {name: Sensitivity(leaf.shape) for name, leaf in leaves.items()}
+    sensitivities = {name: Sensitivity(leaf.shape, bounded=bounded) for name, leaf in leaves.items()}
     if lazy:
         how.captured = {id(leaf): sensitivities[name] for name, leaf in leaves.items()}
     follow = gradients or how.inputs is not None

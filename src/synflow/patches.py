@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .flow import READING
-from .sensitivity import Use, is_thin
+from .sensitivity import Use
 
 # Gradients are looked at for lines that are the same where that saves a product with at least so many weights.
 LARGE = 1 << 16
+# Products with fewer columns are faster in an order of their own.
+NARROW = 12
 # Beyond this share of the positions, those that differ are too many to be worth it.
 WORTH = 0.8
 
@@ -30,11 +32,11 @@ class Patches(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Any, how: Any) -> Tensor:
         """Multiply the weights with the patches; `how` is stride, padding, dilation, groups."""
         stride, padding, dilation, _ = how
-        seen = F.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).transpose(1, 2).contiguous()
+        cut = F.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride)
+        seen = cut[0] if len(x) == 1 else cut.transpose(0, 1).flatten(1)
         ctx.save_for_backward(seen, weight)
         ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
-        # The large matrix first: with few columns on the right it is read once, twice as fast as from the right.
-        sent = weight.to(x.dtype).flatten(1) @ seen.flatten(0, 1).t()
+        sent = _through(weight.to(x.dtype).flatten(1), seen)
         sent = sent.view(len(weight), len(x), -1).transpose(0, 1)
         return sent.reshape(len(x), len(weight), *sizes(x.shape, weight.shape, how))
 
@@ -43,30 +45,35 @@ class Patches(torch.autograd.Function):
         """The gradient of the input; that of the weight is left as factors where they are smaller."""
         seen, weight = ctx.saved_tensors
         stride, padding, dilation, _ = ctx.how
-        gradient, right = gradients[0].detach(), seen.detach().flatten(0, 1)
+        gradient, right = gradients[0].detach(), seen.detach()
         lines = _lines(gradient) if weight.numel() >= LARGE else None
+        kinds = None
         if lines is not None:
-            gradient = _first_of(gradient, lines)
-            right = _added_up(right, lines)
+            kinds = _kinds_of_positions(lines, right.dtype)
+            gradient, right = _first_of(gradient, lines), right @ kinds.t()
         left = gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
         if ctx.needs_input_grad[0]:
             parts = _back(weight.to(left.dtype).flatten(1), left)
-            if lines is not None:
-                parts = _spread(parts.view(len(parts), *gradient.shape[2:]), lines).flatten(1)
+            parts = parts if kinds is None else parts @ kinds
             parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
             into = F.fold(parts, tuple(ctx.size[2:]), tuple(weight.shape[2:]), dilation, padding, stride)
-        if is_thin(len(right), len(left), right.shape[1]):
-            ctx.sensitivity.uses.append(Use(left, right))
+        if ctx.sensitivity.is_thin(right.shape[1]):
+            ctx.sensitivity.uses.append(Use(left, right.t()))
         else:
-            ctx.sensitivity.add_dense((left @ right).view(weight.shape))
+            ctx.sensitivity.add_dense((left @ right.t()).view(weight.shape))
         return into, None, None, None
+
+
+def _through(weight: Tensor, seen: Tensor) -> Tensor:
+    """`weight seen`; very few columns are read along with the weights if they lie as those do."""
+    return weight @ (seen.t().contiguous().t() if seen.shape[1] < NARROW else seen)
 
 
 def _back(weight: Tensor, sent: Tensor) -> Tensor:
     """`weight^T sent`; with few positions in an order that reads a large weight once, on two threads."""
     rows, columns = weight.shape
-    if sent.shape[1] > 8:
+    if sent.shape[1] > NARROW:
         return weight.t() @ sent
     if columns % 2 or weight.numel() < 1 << 18:
         return (sent.t() @ weight).t()
@@ -116,15 +123,12 @@ def _spread(images: Tensor, lines: Sequence[Tensor]) -> Tensor:
     return images.index_select(1, lines[0]).index_select(2, lines[1])
 
 
-def _added_up(patches: Tensor, lines: Sequence[Tensor]) -> Tensor:
-    """The sums of the patches of each kind of position."""
+def _kinds_of_positions(lines: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """One for each kind of position (rows) and each position of that kind (columns), else zero."""
     rows, columns = lines
-    image = patches.view(len(rows), len(columns), -1)
-    for dim, kinds in enumerate(lines):
-        shape = list(image.shape)
-        shape[dim] = int(kinds[-1]) + 1
-        image = image.new_zeros(shape).index_add_(dim, kinds, image)
-    return image.flatten(0, 1)
+    wide = int(columns[-1]) + 1
+    which = (rows[:, None] * wide + columns).flatten()
+    return F.one_hot(which, (int(rows[-1]) + 1) * wide).t().to(dtype)
 
 
 def sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:

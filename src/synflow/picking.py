@@ -1,14 +1,15 @@
 """One pass over all scores: which lie in a bracket, how many lie below it, and what they sum to.
 
-Scores are made a block at a time and thrown away again. Where numba is installed, light scores of large networks on a
-processor are made, compared and kept in one compiled loop; elsewhere in several passes over each block.
+Scores are made a block at a time and thrown away again. Where numba is installed, scores of large networks on a
+processor are bounded, made where they may be light, and kept in one compiled loop; elsewhere in several passes over
+each block.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,10 +29,14 @@ log = logging.getLogger("synflow")
 LARGE = 1 << 20
 # Weights that one thread looks through before it takes the next ones.
 CHUNK = 1 << 19
-# Products of more positions are faster made by torch, a block at a time.
-THIN = 64
+# Kernels of more weights are not told apart in bounds of scores.
+KINDS = 64
 # Compiled loops write this much beyond what they keep.
 ROOM = 1 << 10
+# Some tensors have so many times their share of the light weights; room that is not used takes no memory.
+SPARE = 6
+# Below this no product overflows.
+HUGE = 1e37
 
 
 class Piece(NamedTuple):
@@ -53,13 +58,11 @@ class Found:
 
 def find_light(scored: Scored, high: float, share: float) -> Found:
     """Kept weights that score no more than `high`, about a share of all, and where they are."""
-    compiled = kernels_for(scored)
-    if compiled is None:
+    if scored.compiled is None:
         return Found(0, 0.0, [_listed(scored, name, high) for name in scored.masks])
-    tasks: list[Callable[[], Piece]] = []
-    for name in scored.masks:
-        tasks += _tasks(compiled, scored, name, high, share)
-    return Found(0, 0.0, compiled.side_by_side(tasks))
+    lists = scored.compiled.side_by_side([partial(_tasks, scored, name, high, share) for name in scored.masks])
+    tasks = [task for some in lists for task in some]
+    return Found(0, 0.0, scored.compiled.side_by_side(tasks))
 
 
 def find_between(scored: Scored, low: float, high: float) -> Found:
@@ -78,12 +81,12 @@ def find_between(scored: Scored, low: float, high: float) -> Found:
     return Found(below, math.fsum(sums), pieces)
 
 
-def kernels_for(scored: Scored) -> Any:
+def kernels_for(magnitudes: Mapping[str, Tensor]) -> Any:
     """The compiled loops, where they are there and serve; else None."""
-    weights = list(scored.magnitudes.values())
-    if sum(weight.numel() for weight in weights) < LARGE or any(weight.device.type != "cpu" for weight in weights):
-        return None
-    return _kernels()
+    serve = all(
+        weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in magnitudes.values()
+    )
+    return _kernels() if serve and sum(weight.numel() for weight in magnitudes.values()) >= LARGE else None
 
 
 @cache
@@ -96,40 +99,50 @@ def _kernels() -> Any:
     return kernels
 
 
-def _tasks(compiled: Any, scored: Scored, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
+def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
     """What threads have to do to look through one tensor."""
-    sensitivity, factors = scored.sensitivities[name], scored.factors(name)
+    sensitivity, compiled = scored.sensitivities[name], scored.compiled
     weight = scored.magnitudes[name].reshape(sensitivity.rows, -1).numpy()
     kept = scored.masks[name].reshape(sensitivity.rows, -1).numpy()
-    parts = [sensitivity.dense] if sensitivity.dense is not None else []
-    parts += [matrix for pair in factors for matrix in pair]
-    if not parts or not scored.bounded(name) or any(part.dtype != scored.magnitudes[name].dtype for part in parts):
-        return [partial(_listed, scored, name, high)]
     limit = weight.dtype.type(high)
     search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.masks[name]) else np.int64)
-    if not factors and sensitivity.dense is not None:
-        return _dense_tasks(compiled, search, weight, kept, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
-    if len(factors) == 1 and sensitivity.dense is None and len(factors[0][1]) <= THIN:
-        rows, columns = weight.shape
-        left, right = factors[0][0].numpy(), factors[0][1].numpy()
-        more = -len(right) % 4
-        left = np.ascontiguousarray(np.pad(left, ((0, -rows % 4), (0, more))) if more or rows % 4 else left)
-        right = np.ascontiguousarray(np.pad(right, ((0, more), (0, 0))) if more else right)
-        step = max(CHUNK // max(columns, 1) // 4 * 4, 4)
+    alone: list[Callable[[], Piece]] = [partial(_listed, scored, name, high)]
+    if sensitivity.dense is None:
+        found = scored.pair(name)
+        bounds = None if found is None else _bounds(scored, name, *found)
+        if found is None or bounds is None:
+            return alone
+        (left, seen), (sums, parts, tiny) = found, bounds
+        step = max(CHUNK // max(len(seen), 1), 1)
         return [
             partial(
                 search, compiled.pick_product, weight[top : top + step], kept[top : top + step],
-                left[top : top + step], right, limit, first=top * columns,
+                left[top : top + step], sums[top : top + step], seen, parts, limit, tiny, first=top * len(seen),
             )
-            for top in range(0, rows, step)
+            for top in range(0, len(weight), step)
         ]  # fmt: skip
-    found: list[Piece] = []
-    for start, stop, block in sensitivity.blocks(factors, CHUNK, scored.magnitudes[name]):
-        tasks = _dense_tasks(
-            compiled, search, weight[start:stop], kept[start:stop], block.numpy(), limit, start * weight.shape[1]
-        )
-        found += compiled.side_by_side(tasks)
-    return [partial(_same, piece) for piece in found]
+    if not scored.bounded(name) or sensitivity.dense.dtype != scored.magnitudes[name].dtype:
+        return alone
+    if not sensitivity.uses:
+        return _dense_tasks(compiled, search, weight, kept, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
+    pieces: list[Piece] = []
+    for start, stop, block in sensitivity.blocks(scored.factors(name), CHUNK, scored.magnitudes[name]):
+        first = start * weight.shape[1]
+        for task in _dense_tasks(compiled, search, weight[start:stop], kept[start:stop], block.numpy(), limit, first):
+            pieces.append(task())
+    return [partial(_same, piece) for piece in pieces]
+
+
+def _bounds(scored: Scored, name: str, left: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any] | None:
+    """Lower bounds of a gradient, by row and by column; None where a score might overflow."""
+    kinds = scored.sensitivities[name].shape[2:].numel()
+    if kinds > KINDS:
+        kinds = 1
+    sums, parts = np.empty((len(left), kinds), left.dtype), np.empty(len(seen), left.dtype)
+    tiny = left.dtype.type(np.finfo(left.dtype).tiny * 1e8)
+    most, least = scored.compiled.lower_bounds(left, seen, parts, sums, tiny)
+    # Not a number fails both.
+    return (sums, parts, tiny) if most * scored.largest(name) < HUGE and least >= 0 else None
 
 
 def _dense_tasks(
@@ -148,7 +161,7 @@ def _dense_tasks(
 
 def _searched(name: str, share: float, kind: Any, loop: Any, weight: np.ndarray, *given: Any, first: int) -> Piece:
     """Run a compiled loop with room for what is expected, and again with room for all where that was too little."""
-    for room in (int(2 * share * weight.size) + ROOM, weight.size + ROOM):
+    for room in (min(int(SPARE * share * weight.size), weight.size) + ROOM, weight.size + ROOM):
         places, values = np.empty(room, kind), np.empty(room, weight.dtype)
         number = loop(weight, *given, places, values, first)
         if number >= 0:
@@ -178,7 +191,7 @@ def clear(
     tasks = []
     for name, places, values in pieces:
         kept, weights = masks[name].view(-1), magnitudes[name].view(-1) if name in magnitudes else None
-        if compiled is not None and weights is not None and weights.dtype in (torch.float32, torch.float64):
+        if compiled is not None and weights is not None:
             edge_here = values.dtype.type(edge)
             tasks.append(partial(compiled.clear, places, values, edge_here, kept.numpy(), weights.numpy()))
             continue
@@ -196,14 +209,14 @@ def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate(equal)) if equal else np.zeros(0)).long()
 
 
-def scores_at(compiled: Any, scored: Scored, name: str, positions: Tensor) -> np.ndarray:
+def scores_at(scored: Scored, name: str, positions: Tensor) -> np.ndarray:
     """Scores of one tensor at some flat positions."""
-    sensitivity, factors, weight = scored.sensitivities[name], scored.factors(name), scored.magnitudes[name].reshape(-1)
-    pair = factors[0] if len(factors) == 1 and sensitivity.dense is None else None
-    if pair is None or pair[0].dtype != weight.dtype:
-        return _numpy(sensitivity.at(factors, positions) * weight[positions])
-    values = np.empty(len(positions), weight.numpy().dtype)
-    compiled.products_at(positions.numpy(), pair[0].numpy(), pair[1].numpy(), weight.numpy(), values)
+    weight = scored.magnitudes[name].reshape(-1)
+    pair = scored.pair(name) if scored.compiled is not None else None
+    if pair is None:
+        return _numpy(scored.sensitivities[name].at(scored.factors(name), positions) * weight[positions])
+    values = np.empty(len(positions), pair[0].dtype)
+    scored.compiled.products_at(positions.numpy(), *pair, weight.numpy(), values)
     return values
 
 

@@ -18,6 +18,13 @@ from torch import Tensor
 
 Factors = tuple[Tensor, Tensor]
 
+# Of products of more positions bounds would be rounded too much.
+THIN = 1 << 10
+# Factors may be so many times as large as their product where few of its entries are needed,
+THICK = 1.25
+# or hold so many numbers.
+FREE = 1 << 18
+
 
 @dataclass(frozen=True)
 class Use:
@@ -39,12 +46,14 @@ class Use:
 class Sensitivity:
     """dR/d|w| of one weight tensor, seen as a matrix: a dense part plus products of thin matrices (either may be none).
 
-    `uses` give the pairs (rows x positions, positions x columns) when they are needed.
+    `uses` give the pairs (rows x positions, positions x columns) when they are needed. With `bounded`, few scores will
+    be made, by their bounds: then factors may be as large as their product, which would cost more to make.
     """
 
     shape: torch.Size
     dense: Tensor | None = None
     uses: list[Use] = field(default_factory=list)
+    bounded: bool = False
 
     @property
     def rows(self) -> int:
@@ -55,6 +64,13 @@ class Sensitivity:
     def columns(self) -> int:
         """How many columns: all other dimensions."""
         return self.shape.numel() // max(self.rows, 1)
+
+    def is_thin(self, positions: int) -> bool:
+        """Whether to leave a use as factors, with so many positions."""
+        factors, product = positions * (self.rows + self.columns), self.rows * self.columns
+        if self.bounded and positions <= THIN and factors <= max(THICK * product, FREE):
+            return True
+        return 2 * factors <= product
 
     def add_dense(self, gradient: Tensor) -> None:
         """Count another use, by its whole gradient."""
@@ -105,11 +121,6 @@ class Sensitivity:
 def _top(tensor: Tensor) -> float:
     """The largest entry. On a processor by one thread: waking torch's others would cost more, and they spin on."""
     return float(np.max(tensor.numpy())) if tensor.device.type == "cpu" else float(tensor.amax())
-
-
-def is_thin(positions: int, rows: int, columns: int) -> bool:
-    """Whether two factors are smaller than their product."""
-    return 2 * positions * (rows + columns) <= rows * columns
 
 
 def patches(

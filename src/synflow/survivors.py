@@ -23,8 +23,10 @@ from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
 from .memory import give_back
 from .network import Network, arguments, open_network
+from .picking import kernels_for
 from .replay import Replay, recorded
 from .streams import count, four_bytes_do
+from .trend import Trend
 
 log = logging.getLogger("synflow")
 
@@ -61,6 +63,8 @@ class Survivors:
         self._outside: dict[str, Tensor] = {}
         self._places: dict[str, Tensor] = {}
         self._bounds: dict[str, float] = {}
+        self._trend = Trend()
+        self._compiled = kernels_for(self.magnitudes)
         self._idle = 0
         self._shrinking = shrinking
         self._model = network.model
@@ -110,7 +114,11 @@ class Survivors:
             flow, self._fresh = self._fresh, None
         else:
             flow = self._measured(usual, shifts=shifts, gradients=gradients, arithmetic=arithmetic)
-        return flow, Scored(self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds)
+        trend = self._trend if usual else Trend()
+        return flow, Scored(
+            self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds, trend, self._compiled,
+            flow.value,
+        )  # fmt: skip
 
     def _measured(self, usual: bool, **how: Any) -> Measurement:
         """A measurement; the usual kind is written down the first time and repeated from then on."""
@@ -118,7 +126,14 @@ class Survivors:
         if flow is not None:
             return flow
         run = partial(
-            measure, self.small, magnitudes=self.magnitudes, power=self.power, lazy=True, fold=self._folds, **how
+            measure,
+            self.small,
+            magnitudes=self.magnitudes,
+            power=self.power,
+            lazy=True,
+            fold=self._folds,
+            bounded=self._compiled is not None,
+            **how,
         )
         if not usual or not self._repeating:
             return run()
