@@ -13,11 +13,8 @@ from torch import Tensor
 from .patches import Patches, sizes
 from .sensitivity import Sensitivity, Use
 
-# With no more positions than this, a product with patches is faster than a convolution; with up to MORE where weights
-# are many, since there gradients that are the same at many positions save work.
-FEW = 16
-MORE = 64
-MANY = 1 << 20
+# With no more positions than this, a product with patches is no slower than a convolution, and scores need the patches.
+FEW = 64
 
 
 def capture(
@@ -41,8 +38,7 @@ def capture(
     given = list(settings)
     stride, padding, dilation, groups = given + [1, 0, 1, 1][len(given) :]
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
-    limit = MORE if weight.numel() >= MANY else FEW
-    if dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= limit:
+    if dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= FEW:
         result = Patches.apply(x, weight, sensitivity, how)
     else:
         result = _Convolution.apply(x, weight, sensitivity, how)

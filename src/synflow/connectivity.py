@@ -14,7 +14,7 @@ from .allocation import keep_best
 from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
 from .network import Network
-from .streams import count, lightest
+from .streams import count, count_true, lightest
 
 # log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
 # the number of paths of any network, so that paths with more weights vanish beside those with fewer.
@@ -162,7 +162,7 @@ def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Ten
     """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
     return {
         name: weight.new_ones((), dtype=torch.float32).expand(weight.shape)
-        if masks is None or bool(masks[name].all())
+        if masks is None or count_true(masks[name]) == weight.numel()
         else masks[name].to(torch.float32)
         for name, weight in network.weights.items()
     }

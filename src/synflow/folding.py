@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,9 +41,7 @@ def input_of_ones(shape: Sequence[int], dtype: torch.dtype, device: torch.device
 def unfolded(flow: Flow) -> Flow:
     """The same flow at every position."""
     assert flow.spread is not None
-    data = flow.as_subclass(Tensor)
-    for dim, kinds in enumerate(flow.spread, 2):
-        data = data.index_select(dim, kinds)
+    data = _picked(flow.as_subclass(Tensor), *flow.spread, {})
     return as_flow(data, flow.exponent, flow.degrees)
 
 
@@ -122,12 +121,21 @@ def _shortened(
     (rows, above, down), (columns, beside, across) = lines
     if (int(down[-1]) + 1) * (int(across[-1]) + 1) > WORTH * len(down) * len(across):
         return None
-    data = x.as_subclass(Tensor)
-    for dim, (places, size) in enumerate(((rows, x.shape[2]), (columns, x.shape[3])), 2):
-        if bool((places == size).any()):
-            data = F.pad(data, (0, 1) if dim == 3 else (0, 0, 0, 1))  # a line of zeros, for the padding
-        data = data.index_select(dim, places)
+    data = _picked(x.as_subclass(Tensor), rows, columns, memory)
     return as_flow(data, x.exponent, x.degrees), (above, beside), (down, across)
+
+
+def _picked(data: Tensor, rows: Tensor, columns: Tensor, memory: dict[Any, Any]) -> Tensor:
+    """An image of some rows and columns of another one; the number after the last stands for a line of zeros."""
+    height, width = data.shape[2:]
+    key = ("fold", id(rows), id(columns), height, width)
+    if key not in memory:
+        outside = (rows[:, None] == height) | (columns == width)
+        places = torch.where(outside, height * width, rows[:, None] * width + columns)
+        memory[key] = (rows, columns, places.flatten(), bool(outside.any()))
+    _, _, places, padded = memory[key]
+    flat = F.pad(data.flatten(2), (0, 1)) if padded else data.flatten(2)
+    return flat.index_select(2, places).view(*data.shape[:2], len(rows), len(columns))
 
 
 def _shorter(
@@ -141,30 +149,30 @@ def _shorter(
     >>> _shorter(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
     (tensor([0, 0, 0]), 1, tensor([0, 1, 1, 1, 1, 2]))
     """
-    extent = dilation * (width - 1) + 1
-    count = (len(kinds) + 2 * padding - extent) // stride + 1
-    starts = torch.arange(count, device=kinds.device) * stride
+    given, extent = kinds.cpu().numpy(), dilation * (width - 1) + 1
+    count = (len(given) + 2 * padding - extent) // stride + 1
+    starts = np.arange(count) * stride
     # Also what lies between the lines that a window sees: others see it, and nothing may move there.
-    seen = _kinds_at(kinds, size, starts[:, None] + torch.arange(extent, device=kinds.device) - padding)
-    new = torch.ones(count, dtype=torch.bool, device=kinds.device)
+    seen = _kinds_at(given, size, starts[:, None] + np.arange(extent) - padding)
+    new = np.ones(count, dtype=np.bool_)
     new[1:] = (seen[1:] != seen[:-1]).any(1)
     # From the start of one window to that of the next one, which sees the same, nothing is needed.
-    stays = torch.ones((count - 1) * stride + extent, dtype=torch.bool, device=kinds.device)
-    for again in torch.nonzero(~new).view(-1).tolist():
+    stays = np.ones((count - 1) * stride + extent, dtype=np.bool_)
+    for again in np.flatnonzero(~new):
         stays[(again - 1) * stride : again * stride] = False
-    lines = torch.nonzero(stays).view(-1) - padding
-    inside = (lines >= 0) & (lines < len(kinds))
-    inner, which = lines[inside], new.long().cumsum(0) - 1
+    lines = np.flatnonzero(stays) - padding
+    inner, which = lines[(lines >= 0) & (lines < len(given))], np.cumsum(new) - 1
     before = int((lines < 0).sum())
     windows = (len(inner) + 2 * padding - extent) // stride + 1
-    if before == padding and windows == int(which[-1]) + 1:
-        return kinds[inner], padding, which
-    return _kinds_at(kinds, size, lines), 0, which
+    plain = before == padding and windows == which[-1] + 1
+    places = given[inner] if plain else _kinds_at(given, size, lines)
+    found = (torch.from_numpy(array).to(kinds.device) for array in (places, which))
+    return next(found), padding if plain else 0, next(found)
 
 
-def _kinds_at(kinds: Tensor, size: int, places: Tensor) -> Tensor:
+def _kinds_at(kinds: np.ndarray, size: int, places: np.ndarray) -> np.ndarray:
     inside = (places >= 0) & (places < len(kinds))
-    return torch.where(inside, kinds[places.clamp(0, len(kinds) - 1)], size)
+    return np.where(inside, kinds[places.clip(0, len(kinds) - 1)], size)
 
 
 def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
@@ -178,31 +186,29 @@ def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
     given, result = iter(maps), []
     for item in items:
         if isinstance(item, Flow) and item.spread is not None:
-            data = item.as_subclass(Tensor)
-            for dim, places in enumerate(next(given), 2):
-                data = data if places is None else data.index_select(dim, places)
+            data, places = item.as_subclass(Tensor), next(given)
+            if places is not None:
+                data = _picked(data, *places, memory)
             item = as_flow(data, item.exponent, item.degrees)
         result.append(item)
     return tuple(result), {}, common
 
 
-def _common(spreads: Sequence[Spread], memory: dict[Any, Any]) -> tuple[Spread, list[list[Tensor | None]]]:
+def _common(spreads: Sequence[Spread], memory: dict[Any, Any]) -> tuple[Spread, list[Spread | None]]:
     """Kinds that tell apart whatever one of the spreads does, and for each spread where its kinds went."""
-    common: list[Tensor] = []
-    maps: list[list[Tensor | None]] = [[] for _ in spreads]
-    for dim in range(2):
-        parts = [spread[dim] for spread in spreads]
-        key = ("fold", *map(id, parts))
-        if key not in memory:
-            if all(part is parts[0] for part in parts):
-                memory[key] = (parts, parts[0], [None] * len(parts))
-            else:
-                different, which = torch.unique(torch.stack(parts, 1), dim=0, return_inverse=True)
-                memory[key] = (parts, which, list(different.unbind(1)))
-        common.append(memory[key][1])
-        for places, found in zip(maps, memory[key][2], strict=True):
-            places.append(found)
-    return (common[0], common[1]), maps
+    key = ("fold", *(id(kinds) for spread in spreads for kinds in spread))
+    if key not in memory:
+        if all(kinds is first for spread in spreads for kinds, first in zip(spread, spreads[0], strict=True)):
+            memory[key] = (spreads, spreads[0], [None] * len(spreads))
+        else:
+            found = [_told_apart([spread[dim] for spread in spreads]) for dim in range(2)]
+            memory[key] = (spreads, (found[0][0], found[1][0]), list(zip(found[0][1], found[1][1], strict=True)))
+    return memory[key][1], memory[key][2]
+
+
+def _told_apart(lines: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    different, which = torch.unique(torch.stack(lines, 1), dim=0, return_inverse=True)
+    return which, list(different.unbind(1))
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flow import READING
 from .measurement import Measurement
+from .memory import collecting_later
 from .modes import plain_tensors
 from .sensitivity import Sensitivity, Use
 
@@ -32,6 +34,8 @@ DRIFT = 40
 # With fewer multiplications, or fewer numbers moved, an operation runs on one thread.
 PRODUCTS = 1 << 23
 NUMBERS = 1 << 18
+# In place of a slot: a view of the weights' own memory, which is read where it lies.
+LIVE = -1
 
 
 class _NotRepeatableError(Exception):
@@ -68,7 +72,6 @@ class Replay:
 
     first: Measurement
     _calls: list[_Call]
-    _magnitudes: list[Tensor]
     _slots: int
     _results: list[int | Tensor]
     _parts: dict[str, _Parts]
@@ -77,7 +80,7 @@ class Replay:
     @plain_tensors
     def run(self) -> Measurement | None:
         """The flow and the sensitivities now; None where the recording no longer serves."""
-        values: list[Any] = self._magnitudes + [None] * (self._slots - len(self._magnitudes))
+        values: list[Any] = [None] * self._slots
         with torch.no_grad(), _Threads() as threads:
             for call in self._calls:
                 for place, key, slot in call.puts:
@@ -124,6 +127,7 @@ class _Threads:
             torch.set_num_threads(self.most)
 
 
+@collecting_later
 def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor]) -> tuple[Measurement, Replay | None]:
     """A lazy measurement of these magnitudes, and how to repeat it (None where that cannot be done)."""
     recorder = _Recorder(magnitudes)
@@ -135,17 +139,46 @@ def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor
     finally:
         READING.checks = None
     try:
-        replay = recorder.finished(flow, magnitudes, checks)
+        replay = recorder.finished(flow, checks)
     except _NotRepeatableError as reason:
         log.debug("measurements are not repeated from a recording: %s", reason)
         replay = None
     return flow, replay
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What is asked of each kind of operation."""
+
+    name: str
+    decides: bool
+    random: bool
+    views: bool
+    writes: list[tuple[int, str]]
+
+    @staticmethod
+    @cache
+    def of(func: Any) -> _Facts:
+        """Looked up once per kind: torch takes its time."""
+        schema, tags = func._schema, func.tags
+        return _Facts(
+            name=schema.name,
+            decides=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
+            random=torch.Tag.nondeterministic_seeded in tags,
+            views=func.is_view,
+            writes=[
+                (index, argument.name)
+                for index, argument in enumerate(schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ],
+        )
+
+
 class _Recorder(TorchDispatchMode):
     """Sees each tensor operation below autograd and writes down those that depend on the weights.
 
-    What depends on them has a slot; everything else is a constant and is written down as it is.
+    What depends on them has a slot, but for views of the weights, which stay what they are (`LIVE`); everything else
+    is a constant and is written down as it is.
     """
 
     def __init__(self, magnitudes: Mapping[str, Tensor]) -> None:
@@ -157,7 +190,8 @@ class _Recorder(TorchDispatchMode):
         self.storages: dict[int, StorageWeakRef] = {}
         self.problem = ""
         for magnitude in magnitudes.values():
-            self._slot(magnitude)
+            self._hold(magnitude)
+            self.slots[_key(magnitude)] = LIVE
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -176,39 +210,46 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        known = {id(tensor): self.slots.get(_key(tensor)) for tensor in _tensors((*args, *kwargs.values()))}
-        if all(slot is None for slot in known.values()):
+        given = list(_tensors((*args, *kwargs.values())))
+        known = {id(tensor): self.slots.get(_key(tensor)) for tensor in given}
+        depends = {slot for slot in known.values() if slot is not None}
+        if not depends:
             return
-        name, tags = func._schema.name, func.tags
-        if name == "aten::_local_scalar_dense" and READING.harmless:
+        facts = _Facts.of(func)
+        if facts.name == "aten::detach" or (facts.name == "aten::_local_scalar_dense" and READING.harmless):
+            return  # the same numbers in the same memory; or numbers on which nothing depends
+        if facts.views and depends == {LIVE} and isinstance(result, Tensor):
+            self.slots[_key(result)] = LIVE
             return
-        by_place = name == "aten::index" and all(known[id(tensor)] is None for tensor in _tensors(args[1]))
-        if (torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags) and not by_place:
-            raise _NotRepeatableError(f"{name} decides by the values of the flow")
-        if torch.Tag.nondeterministic_seeded in tags:
-            raise _NotRepeatableError(f"{name} draws random numbers")
-        written = _written(func, args, kwargs)
-        if any(known[id(tensor)] is None for tensor in written):
-            raise _NotRepeatableError(f"{name} writes into a constant")
+        by_place = facts.name == "aten::index" and all(known[id(tensor)] is None for tensor in _tensors(args[1]))
+        if facts.decides and not by_place:
+            raise _NotRepeatableError(f"{facts.name} decides by the values of the flow")
+        if facts.random:
+            raise _NotRepeatableError(f"{facts.name} draws random numbers")
+        written = [args[index] if index < len(args) else kwargs.get(name) for index, name in facts.writes]
+        if any(known[id(tensor)] in (None, LIVE) for tensor in _tensors(written)):
+            raise _NotRepeatableError(f"{facts.name} writes into a constant")
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
-            raise _NotRepeatableError(f"{name} returns more than tensors")
-        heavy = _is_heavy(name, [*_tensors(args)], outputs)
-        call = _Call(func, bool(written), isinstance(result, Tensor), heavy)
+            raise _NotRepeatableError(f"{facts.name} returns more than tensors")
+        call = _Call(func, bool(written), isinstance(result, Tensor), _is_heavy(facts.name, given, outputs))
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
 
     def _slot(self, tensor: Tensor) -> int:
         """A new slot for a result."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = StorageWeakRef(storage)
+        self._hold(tensor)
         self.slots[_key(tensor)] = self.count
         self.count += 1
         return self.count - 1
 
-    def finished(self, flow: Measurement, magnitudes: Mapping[str, Tensor], checks: list[Tensor]) -> Replay:
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = StorageWeakRef(storage)
+
+    def finished(self, flow: Measurement, checks: list[Tensor]) -> Replay:
         """All that the flow and its sensitivities need."""
         if not flow.value > 0 or flow.total is None:
             raise _NotRepeatableError("there is no flow")
@@ -217,7 +258,8 @@ class _Recorder(TorchDispatchMode):
         results: list[int | Tensor] = []
 
         def result(tensor: Tensor) -> int:
-            results.append(self.slots.get(_key(tensor), tensor.detach()))
+            slot = self.slots.get(_key(tensor), LIVE)
+            results.append(tensor.detach() if slot == LIVE else slot)
             return len(results) - 1
 
         result(flow.total)
@@ -231,7 +273,7 @@ class _Recorder(TorchDispatchMode):
         flags = [result(check) for check in checks]
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
         first = dataclasses.replace(flow, sensitivities={}, total=None)
-        return Replay(first, calls, list(magnitudes.values()), self.count, results, parts, flags)
+        return Replay(first, calls, self.count, results, parts, flags)
 
 
 def _is_heavy(name: str, given: list[Tensor], made: list[Tensor | None]) -> bool:
@@ -251,7 +293,7 @@ def _filled(call: _Call, tree: Any, known: Mapping[int, int | None]) -> Any:
     copy: Any = {} if isinstance(tree, dict) else [None] * len(tree)
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
         slot = known.get(id(value))
-        if slot is not None:
+        if slot is not None and slot != LIVE:
             call.puts.append((copy, key, slot))
         elif isinstance(value, Tensor):
             copy[key] = value.detach()
@@ -287,14 +329,3 @@ def _key(tensor: Tensor) -> Any:
     """The same for all tensors that show the same numbers of the same memory: autograd hands on copies of tensors."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes to."""
-    found: list[Tensor] = []
-    if func._schema.is_mutable:
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[index] if index < len(args) else kwargs.get(argument.name)
-                found += _tensors([value])
-    return found

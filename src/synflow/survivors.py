@@ -21,11 +21,12 @@ from .flow import leaves
 from .lightest import Lightest, Scored
 from .linearization import Arithmetic
 from .measurement import Measurement, absolute, measure
-from .memory import give_back
+from .memory import collecting_later, give_back
 from .network import Network, arguments, open_network
+from .origin import Origin, outside
 from .picking import kernels_for
 from .replay import Replay, recorded
-from .streams import count, four_bytes_do
+from .streams import count
 from .trend import Trend
 
 log = logging.getLogger("synflow")
@@ -46,7 +47,7 @@ SAME = 1e-5
 class Survivors:
     """What is left of a network: `masks` and `magnitudes` in the shapes of `small`, the network they are used in.
 
-    `origin` is where the weights of tensors that were cut lie in the whole ones, as flat positions.
+    `origin` is where the weights of tensors that were cut lie in the whole ones.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Survivors:
         self.masks: dict[str, Tensor] = {name: mask.clone() for name, mask in masks.items()}
         self._half = power == 1 and self._reads_half()
         self.magnitudes = absolute(network, masks, power, half=self._half)
-        self.origin: dict[str, Tensor] = {}
+        self.origin: dict[str, Origin] = {}
         self.count = count(masks)
         self._outside: dict[str, Tensor] = {}
         self._places: dict[str, Tensor] = {}
@@ -68,12 +69,13 @@ class Survivors:
         self._idle = 0
         self._shrinking = shrinking
         self._model = network.model
-        self._folds = self._can_fold()
         self._outline: Any = None
         self._held: float = self.count
         self._replay: Replay | None = None
         self._fresh: Measurement | None = None
-        self._repeating = repeating and not self._half
+        self._can_repeat = self._repeating = repeating and not self._half
+        self._folds = False
+        self._try_to_fold()
 
     def _reads_half(self) -> bool:
         """Whether half-precision weights can stay so: layers widen theirs as they go, other operations may not."""
@@ -85,25 +87,26 @@ class Survivors:
             return False
         return True
 
-    def _can_fold(self) -> bool:
-        """Whether positions that see the same can be computed once: worth it for large images, and tried once."""
+    def _try_to_fold(self) -> None:
+        """See whether positions that see the same can be computed once: worth it for large images."""
         images = [
             leaf for leaf in leaves(arguments(self.network.example)) if isinstance(leaf, Tensor) and leaf.dim() == 4
         ]
         if max((image.shape[2] * image.shape[3] for image in images), default=0) < LARGE:
-            return False
+            return
+        plain = measure(self.network, magnitudes=self.magnitudes, power=self.power, gradients=False)
+        self._folds, problem = True, ""
         try:
-            plain, folded = (
-                measure(self.network, magnitudes=self.magnitudes, power=self.power, gradients=False, fold=fold)
-                for fold in (False, True)
-            )
+            folded = self._measured(True)
+            if not (plain.log2 == folded.log2 or math.isclose(plain.log2, folded.log2, abs_tol=SAME * 1.5)):
+                problem = f"the flow changes from 2^{plain.log2} to 2^{folded.log2}"
         except Exception as cause:
-            log.debug("positions are not folded: %s: %s", type(cause).__name__, cause)
-            return False
-        same = plain.log2 == folded.log2 or math.isclose(plain.log2, folded.log2, abs_tol=SAME * 1.5)
-        if not same:
-            log.debug("positions are not folded: the flow changes from 2^%s to 2^%s", plain.log2, folded.log2)
-        return same
+            problem = f"{type(cause).__name__}: {cause}"
+        if problem:
+            log.debug("positions are not folded: %s", problem)
+            self._folds, self._replay, self._repeating = False, None, self._can_repeat
+        else:
+            self._fresh = folded
 
     def measure(
         self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None
@@ -165,7 +168,7 @@ class Survivors:
             if name in self.origin:
                 room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
                 full[name] = room
-                room.view(-1).index_copy_(0, self.origin[name].long(), tensor.reshape(-1))
+                room.view(-1).index_copy_(0, self.origin[name].flat().view(-1).long(), tensor.reshape(-1))
         return full
 
     def whole_masks(self, last: bool = False) -> dict[str, Tensor]:
@@ -181,7 +184,7 @@ class Survivors:
         for name in self.masks:
             part = masks[name]
             if name in self.origin:
-                part = _taken(part, self.origin[name].view(self.masks[name].shape))
+                part = part.reshape(-1)[self.origin[name].flat().long()]
             self.masks[name].copy_(part)
             self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
         self.count, self._fresh = count(masks), None
@@ -192,7 +195,7 @@ class Survivors:
         """Cut the network down to the units that are alive, where enough has gone since the last time."""
         if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL:
             return
-        if not any(_has_empty_row(mask) for mask in self.masks.values()):
+        if self._share_alive() > self._enough():
             self._held = self.count * GAIN / LEFT  # units go when all that leads to them has gone: look again soon
             return
         self._held = self.count
@@ -209,15 +212,25 @@ class Survivors:
         else:
             self._stop(problem)
 
+    def _enough(self) -> float:
+        """How small a cut network has to be, as a share of the one that is held."""
+        return min(GAIN, WORTH * self.network.size / self.small.size)
+
+    def _share_alive(self) -> float:
+        """About how much a cut would leave: rows and columns with weights, whatever else may die with the others."""
+        alive = sum(_alive(mask) for mask in self.masks.values())
+        return alive / max(self.small.size, 1)
+
+    @collecting_later
     def _shrink(self, check: bool) -> None:
         from .compaction.cutting import cut_down, outline  # compaction is built on scores, not the reverse
+        from .compaction.surgery import cut as part_of
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)
-        share = min(GAIN, WORTH * self.network.size / self.small.size)
-        cut = cut_down(self._outline, self.masks, share, check)
-        places = {name: _places(mask, cut.kept[name]) for name, mask in self.masks.items() if name in cut.kept}
-        if not places:
+        cut = cut_down(self._outline, self.masks, self._enough(), check)
+        kept = {name: cut.kept[name] for name in self.masks if name in cut.kept}
+        if not kept:
             return
         again = self._repeating  # else gradients would only take memory
         before, known = self._measured(again, gradients=again).log2, (self.small, self.magnitudes, self._replay)
@@ -226,7 +239,7 @@ class Survivors:
             model, self.network.example, select=lambda name, _: name in chosen,
             seed=self.network.seed, score_name=self.network.score_name, own=True,
         )  # fmt: skip
-        self.magnitudes = {name: _taken(tensor, places.get(name)) for name, tensor in self.magnitudes.items()}
+        self.magnitudes = {name: part_of(tensor, kept.get(name, {})) for name, tensor in self.magnitudes.items()}
         self._replay = None
         try:
             after = self._measured(again, gradients=again)
@@ -236,26 +249,19 @@ class Survivors:
             self.small, self.magnitudes, self._replay = known
             raise
         log.debug("goes on with %d of %d weights held", self.small.size, self.network.size)
-        for name, inside in places.items():
-            self._leave(name, inside)
-            flat = inside.reshape(-1)
-            self.origin[name] = _taken(self.origin[name], flat) if name in self.origin else flat
-        self.masks = {name: _taken(mask, places.get(name)) for name, mask in self.masks.items()}
+        for name, indices in kept.items():
+            before_it = self.origin.get(name) or Origin.of(self.masks[name])
+            self._leave(name, outside(self.masks[name], indices), before_it)
+            self.origin[name] = before_it.cut(indices)
+            self.masks[name] = part_of(self.masks[name], indices)
         self._model, self._fresh = model, after if again else None
         self._places, self._outline = {}, None
 
-    def _leave(self, name: str, inside: Tensor) -> None:
+    def _leave(self, name: str, positions: Tensor, origin: Origin) -> None:
         """Note the kept weights of a tensor that will not be in the cut network."""
-        idle = self.masks[name].reshape(-1).clone()
-        if idle.device.type == "cpu":
-            idle.numpy()[inside.numpy().reshape(-1)] = False  # torch takes positions of eight bytes only
-        else:
-            idle.index_fill_(0, inside.reshape(-1).long(), False)
-        positions = torch.nonzero(idle).view(-1)
         if not len(positions):
             return
-        if name in self.origin:
-            positions = self.origin[name][positions].long()
+        positions = origin.flat().reshape(-1)[positions].long()
         before = self._outside.get(name)
         self._outside[name] = positions if before is None else torch.cat([before, positions])
         self._idle += len(positions)
@@ -265,20 +271,16 @@ class Survivors:
         self._shrinking = False
 
 
-def _has_empty_row(mask: Tensor) -> bool:
-    rows = mask.reshape(len(mask), -1) if mask.dim() else mask.reshape(1, 1)
-    if mask.device.type != "cpu":
-        return not bool(rows.any(1).all())
-    return not bool(np.all(rows.numpy().any(axis=1)))  # torch takes several times as long
-
-
-def _places(like: Tensor, kept: Mapping[int, Any]) -> Tensor:
-    """Flat positions of the kept part of a tensor, in its shape."""
-    from .compaction.surgery import cut
-
-    kind = torch.int32 if four_bytes_do(like) else torch.int64
-    return cut(torch.arange(like.numel(), dtype=kind, device=like.device).view(like.shape), kept)
-
-
-def _taken(tensor: Tensor, places: Tensor | None) -> Tensor:
-    return tensor if places is None else tensor.reshape(-1).index_select(0, places.reshape(-1)).view(places.shape)
+def _alive(mask: Tensor) -> int:
+    """The size of a tensor without its empty rows and columns."""
+    if mask.dim() < 2 or not mask.numel():
+        return mask.numel()
+    rows = mask.flatten(1)
+    if mask.device.type == "cpu":  # NumPy is several times as fast
+        array = rows.numpy()
+        down, across = array.any(axis=1), torch.from_numpy(array.any(axis=0))
+        number = int(np.count_nonzero(down))
+    else:
+        number, across = int(rows.any(1).sum()), rows.any(0)
+    kernel = mask.shape[2:].numel()
+    return number * kernel * int(across.view(mask.shape[1], -1).any(1).sum())
