@@ -24,7 +24,7 @@ from synflow import kernels
 
 def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> Scored:
     """Tensors whose gradients are held whole, are one product, two, or both; some are those of convolutions."""
-    magnitudes, masks, sensitivities = {}, {}, {}
+    magnitudes, sensitivities = {}, {}
     for index, kind in enumerate(kinds):
         rows, columns, kernel = (
             int(rng.integers(1, 40)),
@@ -35,8 +35,7 @@ def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> S
             columns = max(columns // math.prod(kernel), 1)
         shape, name = torch.Size([rows, columns, *kernel]), str(index)
         columns *= math.prod(kernel)
-        masks[name] = torch.from_numpy(rng.random(shape) < 0.7)
-        magnitudes[name] = torch.from_numpy(rng.random(shape)).to(dtype) * masks[name]
+        magnitudes[name] = torch.from_numpy((1.0 - rng.random(shape)) * (rng.random(shape) < 0.7)).to(dtype)
         sensitivity = Sensitivity(shape)
         if "dense" in kind:
             sensitivity.add_dense(torch.from_numpy(rng.random(shape)).to(dtype))
@@ -46,7 +45,7 @@ def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> S
             left, right = (part * (rng.random(part.shape) < rng.choice([0.3, 1.0])) for part in (left, right))
             sensitivity.uses.append(Use(torch.from_numpy(left).to(dtype), torch.from_numpy(right).to(dtype)))
         sensitivities[name] = sensitivity
-    return Scored(magnitudes, masks, sensitivities)
+    return Scored(magnitudes, {}, sensitivities)
 
 
 KINDS = st.lists(
@@ -58,7 +57,7 @@ KINDS = st.lists(
 @given(st.integers(0, 10**6), KINDS, st.sampled_from([torch.float32, torch.float64]), st.floats(0.0, 1.0))
 def test_light_weights_are_found(seed: int, kinds: list[str], dtype: torch.dtype, part: float) -> None:
     scored = network(np.random.default_rng(seed), dtype, kinds)
-    every = np.concatenate([score[scored.masks[name]].numpy() for name, score in scored.whole().items()])
+    every = np.concatenate([score[scored.kept(name)].numpy() for name, score in scored.whole().items()])
     high = float(np.quantile(every, part)) if len(every) else 1.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(picking, "CHUNK", 1 << 11)
@@ -84,7 +83,7 @@ def test_light_weights_are_found(seed: int, kinds: list[str], dtype: torch.dtype
 def test_the_same_weights_go(seed: int, kinds: list[str], percent: int) -> None:
     def left(compiled: Any) -> tuple[Any, Scored]:
         scored = dataclasses.replace(network(np.random.default_rng(seed), torch.float64, kinds), compiled=compiled)
-        total = sum(int(mask.sum()) for mask in scored.masks.values())
+        total = sum(int(scored.kept(name).sum()) for name in scored.magnitudes)
         going = lightest_weights(scored, total, total * percent // 100)
         scored.remove(going)
         return going, scored
@@ -92,8 +91,7 @@ def test_the_same_weights_go(seed: int, kinds: list[str], percent: int) -> None:
     (slow, expected), (fast, found) = left(None), left(kernels)
     assert fast.number == slow.number
     assert fast.total == pytest.approx(slow.total, rel=1e-10)
-    for name in expected.masks:
-        assert torch.equal(found.masks[name], expected.masks[name])
+    for name in expected.magnitudes:
         assert torch.equal(found.magnitudes[name], expected.magnitudes[name])
 
 
@@ -123,10 +121,20 @@ def test_bounds_of_equal_columns_are_close() -> None:
 def test_negative_factors_have_no_bounds() -> None:
     shape = torch.Size([4, 4])
     sensitivity = Sensitivity(shape, uses=[Use(torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), torch.ones(1, 4))])
-    mask = torch.ones(shape, dtype=torch.bool)
-    scored = Scored({"a": torch.ones(shape)}, {"a": mask}, {"a": sensitivity}, compiled=kernels)
+    scored = Scored({"a": torch.ones(shape)}, {}, {"a": sensitivity}, compiled=kernels)
     (piece,) = picking.find_light(scored, 1.5, 0.1).pieces
     assert sorted(piece.values.tolist()) == [-1.0] * 4 + [1.0] * 4
+
+
+def test_zeros_that_are_kept_are_found_by_their_masks() -> None:
+    shape = torch.Size([2, 3])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    ones = Sensitivity(shape, uses=[Use(torch.ones(2, 1), torch.ones(1, 3))])
+    weights = torch.tensor([[0.0, 5.0, 0.0], [1.0, 0.0, 2.0]])
+    scored = Scored({"a": weights}, {"a": mask}, {"a": ones}, compiled=kernels)
+    scored.remove(lightest_weights(scored, 5, 3))
+    assert mask.tolist() == [[False, True, False], [False, False, True]]
+    assert weights.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 2.0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -140,9 +148,9 @@ def test_half_precision_goes_without(dtype: torch.dtype) -> None:
 def test_of_equals_the_last_ones_go() -> None:
     shape = torch.Size([37, 50])
     ones = Sensitivity(shape, uses=[Use(torch.ones(37, 1), torch.ones(1, 50))])
-    mask = torch.ones(shape, dtype=torch.bool)
-    scored = Scored({"a": torch.ones(shape)}, {"a": mask}, {"a": ones}, compiled=kernels)
+    scored = Scored({"a": torch.ones(shape)}, {}, {"a": ones}, compiled=kernels)
     scored.remove(lightest_weights(scored, 1850, 123))
+    mask = scored.kept("a")
     assert mask.view(-1)[: 1850 - 123].all()
     assert not mask.view(-1)[1850 - 123 :].any()
 
@@ -150,8 +158,7 @@ def test_of_equals_the_last_ones_go() -> None:
 def test_scores_that_may_overflow_are_looked_at() -> None:
     shape = torch.Size([4, 4])
     sensitivity = Sensitivity(shape, uses=[Use(torch.full((4, 1), 1e30), torch.full((1, 4), 1e30))])
-    mask = torch.ones(shape, dtype=torch.bool)
-    scored = Scored({"a": torch.ones(shape)}, {"a": mask}, {"a": sensitivity}, compiled=kernels)
+    scored = Scored({"a": torch.ones(shape)}, {}, {"a": sensitivity}, compiled=kernels)
     with pytest.raises(Exception, match="16 of 16 flow scores are not finite"):
         picking.find_light(scored, 1.0, 0.1)
 

@@ -166,3 +166,21 @@ def test_a_flow_that_changes_stops_the_cutting(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.DEBUG, logger="synflow"):
         synflow.prune(model, example, compression=30, steps=40)
     assert "its flow changes" in caplog.text
+
+
+@pytest.mark.parametrize("compression", [1.25, 2.0, 20.0])
+def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> None:
+    """They score nothing, so they go first; as long as they are kept they count."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10))
+    zero = torch.rand(20, 30) < 0.3
+    with torch.no_grad():
+        model[0].weight[zero] = 0.0
+    network = open_network(model, torch.ones(1, 30))
+    left = Survivors(network, {name: torch.ones_like(w, dtype=torch.bool) for name, w in network.weights.items()}, 1)
+    assert set(left.masks) == {"0.weight"}
+    masks = synflow.prune(model, torch.ones(1, 30), compression=compression, steps=10)
+    kept = round(800 / compression)
+    assert sum(int(mask.sum()) for mask in masks.values()) == kept
+    gone = 800 - kept
+    assert int((masks["0.weight"] & zero).sum()) == max(int(zero.sum()) - gone, 0)

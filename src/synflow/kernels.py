@@ -93,13 +93,13 @@ def lower_bounds(left: Array, seen: Array, parts: Array, sums: Array, tiny: Any)
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
 def pick_product(
-    weights: Array, kept: Array, left: Array, sums: Array, seen: Array, parts: Array, high: Any, tiny: Any,
-    places: Array, values: Array, first: int,
+    weights: Array, left: Array, sums: Array, seen: Array, parts: Array, high: Any, tiny: Any, places: Array,
+    values: Array, first: int,
 ) -> int:  # fmt: skip
-    """Find scores `weights * (left @ seen.T)` of kept weights that are no more than `high`: places and values.
+    """Find scores `weights * (left @ seen.T)` that are no more than `high`, of weights that are not zero.
 
-    How many there are, or -1 where there is no room for them. Positions are counted from `first`. Scores are multiplied
-    out only where their lower bounds let them be light.
+    Their places, counted from `first`, and values are written. Returned is how many there are, or -1 where there is no
+    room for them. Scores are multiplied out only where their lower bounds let them be light.
     """
     (rows, columns), kinds, inner = weights.shape, sums.shape[1], left.shape[1]
     wide = min(max(WIDE // kinds, 1) * kinds, columns)
@@ -118,10 +118,10 @@ def pick_product(
             width = min(wide, columns - start)
             if found > room:
                 return -1
-            row, given = weights[i, start : start + width], kept[i, start : start + width]
-            part, base = parts[start : start + width], first + i * columns + start
+            row, part = weights[i, start : start + width], parts[start : start + width]
+            base = first + i * columns + start
             for j in range(width):
-                flags[j] = (row[j] * part[j] <= limits[j]) & given[j]
+                flags[j] = (row[j] * part[j] <= limits[j]) & (row[j] > 0)
             for j in range(width, len(flags)):
                 flags[j] = False
             for index in range(_where(words, some, hits)):
@@ -138,9 +138,7 @@ def pick_product(
 
 
 @njit(nogil=True, cache=True)
-def pick_dense(
-    weights: Array, kept: Array, gradient: Array, high: Any, places: Array, values: Array, first: int
-) -> int:
+def pick_dense(weights: Array, gradient: Array, high: Any, places: Array, values: Array, first: int) -> int:
     """The same for flat weights whose gradient is there."""
     total, room, found = len(weights), len(places) - WIDE, 0
     line = np.empty(WIDE, weights.dtype)
@@ -151,11 +149,10 @@ def pick_dense(
         width = min(WIDE, total - start)
         if found > room:
             return -1
-        row, given = weights[start : start + width], kept[start : start + width]
-        slope = gradient[start : start + width]
+        row, slope = weights[start : start + width], gradient[start : start + width]
         for j in range(width):
             line[j] = row[j] * slope[j]
-            flags[j] = (line[j] <= high) & given[j]
+            flags[j] = (line[j] <= high) & (row[j] > 0)
         for j in range(width, WIDE):
             flags[j] = False
         for index in range(_where(words, some, hits)):
@@ -177,11 +174,10 @@ def products_at(positions: Array, left: Array, seen: Array, weights: Array, valu
 
 
 @njit(nogil=True, cache=True)
-def clear(places: Array, values: Array, edge: Any, kept: Array, weights: Array) -> None:
+def clear(places: Array, values: Array, edge: Any, weights: Array) -> None:
     """Take the weights out whose values are below the edge."""
     for index in range(len(places)):
         if values[index] < edge:
-            kept[places[index]] = False
             weights[places[index]] = 0
 
 

@@ -43,7 +43,9 @@ MANY = 1 << 24
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that masks keep.
+    """Scores that are not held: S = |w| dR/d|w| by magnitudes and sensitivities, for the weights that are kept.
+
+    Kept are those that are not zero; of tensors in which zeros are kept as well there are `masks`.
 
     `places` are where the last sample was taken, `bounds` no less than the magnitudes of each tensor, `trend` where
     edges were found: all may be kept from step to step. `compiled` are loops that find light scores, `flow` is what the
@@ -84,9 +86,15 @@ class Scored:
 
     def kept_blocks(self, name: str) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The same, flat, as (first position, mask, block)."""
-        rows = self.masks[name].reshape(self.sensitivities[name].rows, -1)
+        rows = self.sensitivities[name].rows
+        kept = (self.masks if name in self.masks else self.magnitudes)[name].reshape(rows, -1)
         for start, stop, block in self.blocks(name):
-            yield start * rows.shape[1], rows[start:stop].view(-1), block.view(-1)
+            flags = kept[start:stop].reshape(-1)
+            yield start * kept.shape[1], flags if name in self.masks else flags != 0, block.view(-1)
+
+    def kept(self, name: str) -> Tensor:
+        """The mask of one tensor."""
+        return self.masks[name] if name in self.masks else self.magnitudes[name] != 0
 
     def remove(self, going: Lightest) -> None:
         """Take the lightest weights out of masks and magnitudes."""
@@ -106,12 +114,13 @@ class Scored:
         """Undo `take`."""
         for piece, value in zip(going.pieces or [], values, strict=True):
             here = torch.from_numpy(piece.places).long().to(value.device)
-            self.masks[piece.name].view(-1).index_fill_(0, here, True)
+            if piece.name in self.masks:
+                self.masks[piece.name].view(-1).index_fill_(0, here, True)
             self.magnitudes[piece.name].view(-1).index_copy_(0, here, value)
 
     def masks_without(self, going: Lightest) -> dict[str, Tensor]:
         """What the masks would be; they stay as they are."""
-        masks = {name: mask.clone() for name, mask in self.masks.items()}
+        masks = {name: self.kept(name).clone() for name in self.magnitudes}
         self._take_out(going, masks, {})
         return masks
 
@@ -119,32 +128,34 @@ class Scored:
         if going.pieces is not None:
             clear(going.pieces, going.edge, masks, magnitudes, self.compiled)
         missing = going.ties
-        for name in reversed(masks):
-            flat = masks[name].view(-1)
+        for name in reversed(self.magnitudes):
+            flat = masks[name].view(-1) if name in masks else None
             values = magnitudes[name].view(-1) if name in magnitudes else None
             if going.pieces is not None:
                 if not missing:
                     break
-                last = at_edge_of(going.pieces, name, going.edge).to(flat.device)[-missing:]
+                last = at_edge_of(going.pieces, name, going.edge).to(self.magnitudes[name].device)[-missing:]
             else:
                 equal = []
                 for start, kept, block in self.kept_blocks(name):
                     stop = start + len(kept)
                     equal.append(at_edge(block, kept, going.edge) + start)
                     stays = not_below(block, going.edge)
-                    flat[start:stop].logical_and_(stays)
+                    if flat is not None:
+                        flat[start:stop].logical_and_(stays)
                     if values is not None:
                         keep(values[start:stop], stays)
                 last = torch.cat(equal)[-missing:] if missing else torch.cat(equal)[:0]
             missing -= len(last)
-            flat.index_fill_(0, last, False)
+            if flat is not None:
+                flat.index_fill_(0, last, False)
             if values is not None:
                 values.index_fill_(0, last, 0.0)
 
     def total(self, staying: Mapping[str, Tensor]) -> float:
         """The sum of the scores of the kept weights that other masks do not keep."""
         sums = []
-        for name in self.masks:
+        for name in self.magnitudes:
             stays = staying[name].reshape(-1)
             for start, kept, block in self.kept_blocks(name):
                 gone = kept & ~stays[start : start + len(kept)]
@@ -158,7 +169,7 @@ class Scored:
         """
         places = self.places
         for name in places:
-            places[name] = _still_kept(places[name], self.masks[name].reshape(-1))
+            places[name] = self._still_kept(name, places[name])
         size = min(SAMPLE, max(total // 64, SAMPLE // 8))
         if sum(map(len, places.values())) < min(total, size // 2):
             places.update(self._draw(min(1.0, size / total)))
@@ -168,15 +179,21 @@ class Scored:
 
     def _draw(self, part: float) -> Iterator[tuple[str, Tensor]]:
         """Positions of about a part of the kept weights."""
-        for index, (name, mask) in enumerate(self.masks.items()):
-            flat = mask.reshape(-1)
+        for index, (name, magnitude) in enumerate(self.magnitudes.items()):
             if part == 1.0:
-                yield name, torch.nonzero(flat).view(-1)
+                yield name, torch.nonzero(self.kept(name).view(-1)).view(-1)
                 continue
             dice = torch.Generator().manual_seed(index)
-            positions = torch.randint(flat.numel(), (math.ceil(flat.numel() * part),), generator=dice)
-            positions = positions.to(flat.device)
-            yield name, positions[flat[positions]]
+            number = math.ceil(magnitude.numel() * part)
+            positions = torch.randint(magnitude.numel(), (number,), generator=dice).to(magnitude.device)
+            yield name, self._still_kept(name, positions)
+
+    def _still_kept(self, name: str, positions: Tensor) -> Tensor:
+        there = (self.masks if name in self.masks else self.magnitudes)[name].reshape(-1)
+        if there.device.type != "cpu" or there.dtype == torch.bfloat16:
+            return positions[there[positions] != 0]
+        flat = positions.numpy()  # NumPy picks several times faster than torch does on a processor
+        return torch.from_numpy(flat[there.numpy()[flat] != 0])
 
     def largest(self, name: str) -> float:
         """A bound on the magnitudes of one tensor: its largest when it was first asked for."""
@@ -279,13 +296,6 @@ def _exactly(found: Found, everything: np.ndarray, number: int, listed: bool) ->
     ties = int(np.count_nonzero(going == edge))
     total = math.fsum([found.sum_below, float(going.sum(dtype=np.float64))])
     return Lightest(number, total, float(edge), ties, found.pieces if listed else None)
-
-
-def _still_kept(positions: Tensor, mask: Tensor) -> Tensor:
-    if mask.device.type != "cpu":
-        return positions[mask[positions]]
-    flat = positions.numpy()
-    return torch.from_numpy(flat[mask.numpy()[flat]])
 
 
 def _wide(magnitude: Tensor) -> torch.dtype:

@@ -59,8 +59,8 @@ class Found:
 def find_light(scored: Scored, high: float, share: float) -> Found:
     """Kept weights that score no more than `high`, about a share of all, and where they are."""
     if scored.compiled is None:
-        return Found(0, 0.0, [_listed(scored, name, high) for name in scored.masks])
-    lists = scored.compiled.side_by_side([partial(_tasks, scored, name, high, share) for name in scored.masks])
+        return Found(0, 0.0, [_listed(scored, name, high) for name in scored.magnitudes])
+    lists = scored.compiled.side_by_side([partial(_tasks, scored, name, high, share) for name in scored.magnitudes])
     tasks = [task for some in lists for task in some]
     return Found(0, 0.0, scored.compiled.side_by_side(tasks))
 
@@ -68,7 +68,7 @@ def find_light(scored: Scored, high: float, share: float) -> Found:
 def find_between(scored: Scored, low: float, high: float) -> Found:
     """Kept weights that score from `low` to `high`, and how many score less; not where they are."""
     below, sums, pieces = 0, [], []
-    for name in scored.masks:
+    for name in scored.magnitudes:
         values = []
         for _, kept, block in scored.kept_blocks(name):
             if low > -math.inf:
@@ -103,10 +103,11 @@ def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callabl
     """What threads have to do to look through one tensor."""
     sensitivity, compiled = scored.sensitivities[name], scored.compiled
     weight = scored.magnitudes[name].reshape(sensitivity.rows, -1).numpy()
-    kept = scored.masks[name].reshape(sensitivity.rows, -1).numpy()
     limit = weight.dtype.type(high)
-    search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.masks[name]) else np.int64)
+    search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.magnitudes[name]) else np.int64)
     alone: list[Callable[[], Piece]] = [partial(_listed, scored, name, high)]
+    if name in scored.masks:
+        return alone
     if sensitivity.dense is None:
         found = scored.pair(name)
         bounds = None if found is None else _bounds(scored, name, *found)
@@ -116,19 +117,19 @@ def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callabl
         step = max(CHUNK // max(len(seen), 1), 1)
         return [
             partial(
-                search, compiled.pick_product, weight[top : top + step], kept[top : top + step],
-                left[top : top + step], sums[top : top + step], seen, parts, limit, tiny, first=top * len(seen),
+                search, compiled.pick_product, weight[top : top + step], left[top : top + step],
+                sums[top : top + step], seen, parts, limit, tiny, first=top * len(seen),
             )
             for top in range(0, len(weight), step)
         ]  # fmt: skip
     if not scored.bounded(name) or sensitivity.dense.dtype != scored.magnitudes[name].dtype:
         return alone
     if not sensitivity.uses:
-        return _dense_tasks(compiled, search, weight, kept, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
+        return _dense_tasks(compiled, search, weight, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
     pieces: list[Piece] = []
     for start, stop, block in sensitivity.blocks(scored.factors(name), CHUNK, scored.magnitudes[name]):
         first = start * weight.shape[1]
-        for task in _dense_tasks(compiled, search, weight[start:stop], kept[start:stop], block.numpy(), limit, first):
+        for task in _dense_tasks(compiled, search, weight[start:stop], block.numpy(), limit, first):
             pieces.append(task())
     return [partial(_same, piece) for piece in pieces]
 
@@ -146,14 +147,14 @@ def _bounds(scored: Scored, name: str, left: np.ndarray, seen: np.ndarray) -> tu
 
 
 def _dense_tasks(
-    compiled: Any, search: Any, weight: np.ndarray, kept: np.ndarray, gradient: np.ndarray, limit: Any, first: int
+    compiled: Any, search: Any, weight: np.ndarray, gradient: np.ndarray, limit: Any, first: int
 ) -> list[Callable[[], Piece]]:
-    flat, flags, slopes = weight.reshape(-1), kept.reshape(-1), gradient.reshape(-1)
+    flat, slopes = weight.reshape(-1), gradient.reshape(-1)
     step = min(CHUNK, max(len(flat) // 2, CHUNK // 8))
     return [
         partial(
-            search, compiled.pick_dense, flat[start : start + step], flags[start : start + step],
-            slopes[start : start + step], limit, first=first + start,
+            search, compiled.pick_dense, flat[start : start + step], slopes[start : start + step], limit,
+            first=first + start,
         )
         for start in range(0, len(flat), step)
     ]  # fmt: skip
@@ -175,7 +176,7 @@ def _same(piece: Piece) -> Piece:
 
 def _listed(scored: Scored, name: str, high: float) -> Piece:
     """What lies below `high` in one tensor, block by block."""
-    kind = np.int32 if four_bytes_do(scored.masks[name]) else np.int64
+    kind = np.int32 if four_bytes_do(scored.magnitudes[name]) else np.int64
     places, values = [np.zeros(0, kind)], []
     for start, kept, block in scored.kept_blocks(name):
         here, scores = _between(block, kept, -math.inf, high)
@@ -190,15 +191,15 @@ def clear(
     """Take out what was found below the edge."""
     tasks = []
     for name, places, values in pieces:
-        kept, weights = masks[name].view(-1), magnitudes[name].view(-1) if name in magnitudes else None
-        if compiled is not None and weights is not None:
-            edge_here = values.dtype.type(edge)
-            tasks.append(partial(compiled.clear, places, values, edge_here, kept.numpy(), weights.numpy()))
+        weights = magnitudes[name].view(-1) if name in magnitudes else None
+        if compiled is not None and weights is not None and name not in masks:
+            tasks.append(partial(compiled.clear, places, values, values.dtype.type(edge), weights.numpy()))
             continue
-        last = torch.from_numpy(places[values < edge]).to(kept.device).long()
-        kept.index_fill_(0, last, False)
+        last = torch.from_numpy(places[values < edge]).long()
+        if name in masks:
+            masks[name].view(-1).index_fill_(0, last.to(masks[name].device), False)
         if weights is not None:
-            weights.index_fill_(0, last, 0.0)
+            weights.index_fill_(0, last.to(weights.device), 0.0)
     if tasks:
         compiled.side_by_side(tasks)
 

@@ -26,7 +26,7 @@ from .network import Network, arguments, open_network
 from .origin import Origin, outside
 from .picking import kernels_for
 from .replay import Replay, recorded
-from .streams import count
+from .streams import count, count_true
 from .trend import Trend
 
 log = logging.getLogger("synflow")
@@ -45,8 +45,9 @@ SAME = 1e-5
 
 
 class Survivors:
-    """What is left of a network: `masks` and `magnitudes` in the shapes of `small`, the network they are used in.
+    """What is left of a network: `magnitudes` in the shapes of `small`, the network they are used in.
 
+    Weights that are kept are those that are not zero; of tensors in which zeros are kept as well there are `masks`.
     `origin` is where the weights of tensors that were cut lie in the whole ones.
     """
 
@@ -56,9 +57,9 @@ class Survivors:
     ) -> None:  # fmt: skip
         self.network, self.power = network, power
         self.small = network
-        self.masks: dict[str, Tensor] = {name: mask.clone() for name, mask in masks.items()}
-        self._half = power == 1 and self._reads_half()
+        self._half = power == 1 and self._reads_half(masks)
         self.magnitudes = absolute(network, masks, power, half=self._half)
+        self.masks = {name: mask.clone() for name, mask in masks.items() if count_true(mask) > self._not_zero(name)}
         self.origin: dict[str, Origin] = {}
         self.count = count(masks)
         self._outside: dict[str, Tensor] = {}
@@ -77,12 +78,22 @@ class Survivors:
         self._folds = False
         self._try_to_fold()
 
-    def _reads_half(self) -> bool:
+    def _not_zero(self, name: str) -> int:
+        magnitude = self.magnitudes[name]
+        if magnitude.device.type == "cpu" and magnitude.dtype in (torch.float32, torch.float64):
+            return int(np.count_nonzero(magnitude.numpy()))
+        return int(torch.count_nonzero(magnitude))
+
+    def _kept(self, name: str) -> Tensor:
+        """The mask of a tensor of the cut network."""
+        return self.masks[name] if name in self.masks else self.magnitudes[name] != 0
+
+    def _reads_half(self, masks: Mapping[str, Tensor]) -> bool:
         """Whether half-precision weights can stay so: layers widen theirs as they go, other operations may not."""
         if all(weight.dtype in (torch.float32, torch.float64) for weight in self.network.weights.values()):
             return False
         try:
-            measure(self.network, magnitudes=absolute(self.network, self.masks, half=True), lazy=True)
+            measure(self.network, magnitudes=absolute(self.network, masks, half=True), lazy=True)
         except SynflowError:
             return False
         return True
@@ -173,19 +184,21 @@ class Survivors:
 
     def whole_masks(self, last: bool = False) -> dict[str, Tensor]:
         """The masks of the whole network, in tensors of their own unless nobody goes on from here."""
-        own = {name: mask if last or name in self.origin else mask.clone() for name, mask in self.masks.items()}
-        full = self.whole(own)
+        full = self.whole({name: self._kept(name) for name in self.magnitudes})
+        if not last:
+            full |= {name: mask.clone() for name, mask in self.masks.items() if name not in self.origin}
         for name, positions in self._outside.items():
             full[name].view(-1)[positions] = True
         return full
 
     def replace(self, masks: Mapping[str, Tensor]) -> None:
         """Go on with other masks of the whole network, which keep nothing that was pruned."""
-        for name in self.masks:
+        for name in self.magnitudes:
             part = masks[name]
             if name in self.origin:
                 part = part.reshape(-1)[self.origin[name].flat().long()]
-            self.masks[name].copy_(part)
+            if name in self.masks:
+                self.masks[name].copy_(part)
             self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
         self.count, self._fresh = count(masks), None
         self._outside = {name: positions[masks[name].view(-1)[positions]] for name, positions in self._outside.items()}
@@ -218,7 +231,7 @@ class Survivors:
 
     def _share_alive(self) -> float:
         """About how much a cut would leave: rows and columns with weights, whatever else may die with the others."""
-        alive = sum(_alive(mask) for mask in self.masks.values())
+        alive = sum(_alive(self._kept(name)) for name in self.magnitudes)
         return alive / max(self.small.size, 1)
 
     @collecting_later
@@ -228,13 +241,14 @@ class Survivors:
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)
-        cut = cut_down(self._outline, self.masks, self._enough(), check)
-        kept = {name: cut.kept[name] for name in self.masks if name in cut.kept}
+        masks = {name: self._kept(name) for name in self.magnitudes}
+        cut = cut_down(self._outline, masks, self._enough(), check)
+        kept = {name: cut.kept[name] for name in masks if name in cut.kept}
         if not kept:
             return
         again = self._repeating  # else gradients would only take memory
         before, known = self._measured(again, gradients=again).log2, (self.small, self.magnitudes, self._replay)
-        model, chosen = cut.apply(self._model, self.masks), set(self.masks)
+        model, chosen = cut.apply(self._model, masks), set(masks)
         self.small = open_network(
             model, self.network.example, select=lambda name, _: name in chosen,
             seed=self.network.seed, score_name=self.network.score_name, own=True,
@@ -250,10 +264,11 @@ class Survivors:
             raise
         log.debug("goes on with %d of %d weights held", self.small.size, self.network.size)
         for name, indices in kept.items():
-            before_it = self.origin.get(name) or Origin.of(self.masks[name])
-            self._leave(name, outside(self.masks[name], indices), before_it)
+            before_it = self.origin.get(name) or Origin.of(masks[name])
+            self._leave(name, outside(masks.pop(name), indices), before_it)
             self.origin[name] = before_it.cut(indices)
-            self.masks[name] = part_of(self.masks[name], indices)
+            if name in self.masks:
+                self.masks[name] = part_of(self.masks[name], indices)
         self._model, self._fresh = model, after if again else None
         self._places, self._outline = {}, None
 
