@@ -56,7 +56,7 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
         substeps, lost, complete, log2 = 0, 0.0, False, 0.0
         scores: dict[str, Tensor] = {}
         while not complete:
-            flow, scored = _measured(plan, left)
+            flow, scored = _measured(plan, left, plan.steps - index + 1)
             if substeps == 0:
                 log2 = flow.log2
                 scores = left.whole(scored.whole()) if hold else {}
@@ -126,8 +126,8 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         yield Step(index, left.count / size, left.count, flow.log2, part, 1, masks, scores)
 
 
-def _measured(plan: Plan, left: Survivors) -> tuple[Measurement, Scored]:
-    left.shrink()
+def _measured(plan: Plan, left: Survivors, ahead: float = math.inf) -> tuple[Measurement, Scored]:
+    left.shrink(ahead)
     flow, scored = left.measure()
     if plan.guard and not flow.value > 0:
         raise SynflowError(

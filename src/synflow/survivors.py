@@ -38,6 +38,8 @@ LEFT = 0.4
 # if no more than GAIN of what it holds stays then, and no more than WORTH of the whole: for a while both are held.
 GAIN = 0.7
 WORTH = 0.5
+# A cut costs about as much as so many measurements that are saved later.
+COST = 14
 # Images of fewer pixels are through before folding would pay.
 LARGE = 16 * 16
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
@@ -204,11 +206,12 @@ class Survivors:
         self._outside = {name: positions[masks[name].view(-1)[positions]] for name, positions in self._outside.items()}
         self._idle = sum(len(positions) for positions in self._outside.values())
 
-    def shrink(self) -> None:
-        """Cut the network down to the units that are alive, where enough has gone since the last time."""
-        if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL:
+    def shrink(self, ahead: float = math.inf) -> None:
+        """Cut the network down to the units that are alive, where enough has gone and enough measurements lie ahead."""
+        if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL or ahead < COST:
             return
-        if self._share_alive() > self._enough():
+        alive, size = self._share_alive(), self.small.size
+        if alive > self._enough() or ahead * (1 - alive) < COST:
             self._held = self.count * GAIN / LEFT  # units go when all that leads to them has gone: look again soon
             return
         self._held = self.count
@@ -224,6 +227,8 @@ class Survivors:
                 problem = f"{type(cause).__name__}: {cause}"
         else:
             self._stop(problem)
+        if self.small.size == size:
+            self._held = self.count * GAIN / LEFT
 
     def _enough(self) -> float:
         """How small a cut network has to be, as a share of the one that is held."""
