@@ -21,6 +21,7 @@ from synflow.survivors import Survivors
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut down as often as possible, however small the network."""
     monkeypatch.setattr(survivors, "SMALL", 0)
+    monkeypatch.setattr(survivors, "COST", 0)
     for share in ("LEFT", "GAIN", "WORTH"):
         monkeypatch.setattr(survivors, share, 0.99)
 
@@ -184,3 +185,19 @@ def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> Non
     assert sum(int(mask.sum()) for mask in masks.values()) == kept
     gone = 800 - kept
     assert int((masks["0.weight"] & zero).sum()) == max(int(zero.sum()) - gone, 0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_no_cut_is_made_that_would_not_pay() -> None:
+    model, example = chain()
+    sizes = []
+    for ahead in (3.0, math.inf):
+        network = open_network(model, example)
+        masks = synflow.prune(model, example, compression=10, steps=20)
+        left = Survivors(network, dict(masks), 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(survivors, "COST", 14)
+            left._held = math.inf
+            left.shrink(ahead)
+        sizes.append(left.small.size)
+    assert sizes[0] == network.size > sizes[1]

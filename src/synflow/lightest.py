@@ -92,6 +92,11 @@ class Scored:
             flags = kept[start:stop].reshape(-1)
             yield start * kept.shape[1], flags if name in self.masks else flags != 0, block.view(-1)
 
+    @property
+    def size(self) -> int:
+        """How many weights there are, kept or not."""
+        return sum(magnitude.numel() for magnitude in self.magnitudes.values())
+
     def kept(self, name: str) -> Tensor:
         """The mask of one tensor."""
         return self.masks[name] if name in self.masks else self.magnitudes[name] != 0

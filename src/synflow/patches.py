@@ -39,26 +39,29 @@ class Patches(torch.autograd.Function):
         ctx.save_for_backward(seen, weight)
         ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
         sent = _through(weight.to(x.dtype).flatten(1), seen)
-        sent = sent.view(len(weight), len(x), -1).transpose(0, 1)
-        return sent.reshape(len(x), len(weight), *sizes(x.shape, weight.shape, how))
+        shape = (len(x), len(weight), *sizes(x.shape, weight.shape, how))
+        return sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         """The gradient of the input; that of the weight is left as factors where they are smaller."""
         seen, weight = ctx.saved_tensors
-        stride, padding, dilation, _ = ctx.how
         gradient, right = gradients[0].detach(), seen.detach()
         lines = _lines(gradient) if weight.numel() >= LARGE else None
         kinds = None
         if lines is not None:
             kinds = _kinds_of_positions(lines, right.dtype)
             gradient, right = _first_of(gradient, lines), right @ kinds.t()
-        left = gradient.flatten(2).transpose(0, 1).flatten(1)
+            if READING.checks is not None:
+                READING.checks.append((_spread(gradient[0], lines) == gradients[0][0]).all())
+        single = len(gradient) == 1
+        left = gradient.reshape(len(weight), -1) if single else gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
         if ctx.needs_input_grad[0]:
             parts = _back(weight.to(left.dtype).flatten(1), left)
             parts = parts if kinds is None else parts @ kinds
-            parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
+            parts = parts.unsqueeze(0) if single else parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
+            stride, padding, dilation, _ = ctx.how
             into = F.fold(parts, tuple(ctx.size[2:]), tuple(weight.shape[2:]), dilation, padding, stride)
         if ctx.sensitivity.is_thin(right.shape[1]):
             ctx.sensitivity.uses.append(Use(left, right.t()))
@@ -120,11 +123,7 @@ def _lines(gradient: Tensor) -> tuple[Tensor, Tensor] | None:
             return None
     finally:
         READING.harmless = False
-    lines = (found[0], found[1])
-    if READING.checks is not None:
-        whole = _spread(_first_of(gradient, lines)[0], lines)
-        READING.checks.append((whole == gradient[0]).all())
-    return lines
+    return found[0], found[1]
 
 
 def _kinds(image: Tensor, dim: int) -> Tensor:

@@ -27,6 +27,8 @@ log = logging.getLogger("synflow")
 
 # Smaller networks are through before compiled loops have been loaded.
 LARGE = 1 << 20
+# So few weights are taken out by one thread.
+SHORT = 1 << 15
 # Weights that one thread looks through before it takes the next ones.
 CHUNK = 1 << 19
 # Kernels of more weights are not told apart in bounds of scores.
@@ -60,9 +62,9 @@ def find_light(scored: Scored, high: float, share: float) -> Found:
     """Kept weights that score no more than `high`, about a share of all, and where they are."""
     if scored.compiled is None:
         return Found(0, 0.0, [_listed(scored, name, high) for name in scored.magnitudes])
-    lists = scored.compiled.side_by_side([partial(_tasks, scored, name, high, share) for name in scored.magnitudes])
-    tasks = [task for some in lists for task in some]
-    return Found(0, 0.0, scored.compiled.side_by_side(tasks))
+    together, short = scored.compiled.side_by_side, scored.size < LARGE
+    lists = together([partial(_tasks, scored, name, high, share) for name in scored.magnitudes], short)
+    return Found(0, 0.0, together([task for some in lists for task in some], short))
 
 
 def find_between(scored: Scored, low: float, high: float) -> Found:
@@ -201,7 +203,7 @@ def clear(
         if weights is not None:
             weights.index_fill_(0, last.to(weights.device), 0.0)
     if tasks:
-        compiled.side_by_side(tasks)
+        compiled.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
 
 
 def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:

@@ -77,24 +77,9 @@ class Replay:
     _parts: dict[str, _Parts]
     _flags: list[int]
 
-    @plain_tensors
     def run(self) -> Measurement | None:
         """The flow and the sensitivities now; None where the recording no longer serves."""
-        values: list[Any] = [None] * self._slots
-        with torch.no_grad(), _Threads() as threads:
-            for call in self._calls:
-                for place, key, slot in call.puts:
-                    place[key] = values[slot]
-                threads.use(call.heavy)
-                outcome = call.function(*call.args, **call.kwargs)
-                for output, value in zip(call.outputs, [outcome] if call.single else outcome, strict=True):
-                    if output is not None:
-                        values[output] = value
-                for place, key, _ in call.puts:
-                    place[key] = None
-                for slot in call.frees:
-                    values[slot] = None
-        found = [values[slot] if isinstance(slot, int) else slot for slot in self._results]
+        found = self._repeated(self._calls)
         value = float(found[0])
         if not all(bool(found[flag]) for flag in self._flags):
             return None
@@ -106,6 +91,31 @@ class Replay:
             uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
             sensitivities[name] = Sensitivity(parts.shape, dense, uses)
         return dataclasses.replace(self.first, value=value, sensitivities=sensitivities)
+
+    def log2(self) -> float:
+        """log2 of the flow now; sensitivities are not made."""
+        total = self._results[0]
+        last = next((i for i, call in enumerate(self._calls) if total in call.outputs), len(self._calls) - 1)
+        return dataclasses.replace(self.first, value=float(self._repeated(self._calls[: last + 1])[0])).log2
+
+    @plain_tensors
+    def _repeated(self, calls: list[_Call]) -> list[Any]:
+        """What is in the places of the results after some calls."""
+        values: list[Any] = [None] * self._slots
+        with torch.no_grad(), _Threads() as threads:
+            for call in calls:
+                for place, key, slot in call.puts:
+                    place[key] = values[slot]
+                threads.use(call.heavy)
+                outcome = call.function(*call.args, **call.kwargs)
+                for output, value in zip(call.outputs, (outcome,) if call.single else outcome, strict=True):
+                    if output is not None:
+                        values[output] = value
+                for place, key, _ in call.puts:
+                    place[key] = None
+                for slot in call.frees:
+                    values[slot] = None
+        return [values[slot] if isinstance(slot, int) else slot for slot in self._results]
 
 
 class _Threads:

@@ -252,7 +252,8 @@ class Survivors:
         if not kept:
             return
         again = self._repeating  # else gradients would only take memory
-        before, known = self._measured(again, gradients=again).log2, (self.small, self.magnitudes, self._replay)
+        known = (self.small, self.magnitudes, self._replay)
+        before = self._replay.log2() if self._replay is not None else self._measured(False, gradients=False).log2
         model, chosen = cut.apply(self._model, masks), set(masks)
         self.small = open_network(
             model, self.network.example, select=lambda name, _: name in chosen,
