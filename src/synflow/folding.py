@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .flow import Flow, Spread, as_flow, mapped
+from .gathering import picked
 
 # What a folded operation is called with, and how its result is spread.
 Folded = tuple[tuple[Any, ...], dict[str, Any], Spread]
@@ -132,10 +132,8 @@ def _picked(data: Tensor, rows: Tensor, columns: Tensor, memory: dict[Any, Any])
     if key not in memory:
         outside = (rows[:, None] == height) | (columns == width)
         places = torch.where(outside, height * width, rows[:, None] * width + columns)
-        memory[key] = (rows, columns, places.flatten(), bool(outside.any()))
-    _, _, places, padded = memory[key]
-    flat = F.pad(data.flatten(2), (0, 1)) if padded else data.flatten(2)
-    return flat.index_select(2, places).view(*data.shape[:2], len(rows), len(columns))
+        memory[key] = (rows, columns, places.flatten().int())
+    return picked(data.flatten(2), memory[key][2]).view(*data.shape[:2], len(rows), len(columns))
 
 
 def _shorter(

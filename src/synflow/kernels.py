@@ -181,6 +181,101 @@ def clear(places: Array, values: Array, edge: Any, weights: Array) -> None:
             weights[places[index]] = 0
 
 
+@njit(nogil=True, cache=True)
+def pick_places(images: Array, places: Array, found: Array) -> None:
+    """Pixels by place, a line per image; the place after the last is a zero."""
+    size = images.shape[1]
+    image = np.zeros(size + 1, images.dtype)
+    for m in range(len(images)):
+        for p in range(size):
+            image[p] = images[m, p]
+        line = found[m]
+        for k in range(len(places)):
+            line[k] = image[places[k]]
+
+
+@njit(nogil=True, cache=True)
+def add_places(parts: Array, places: Array, found: Array) -> None:
+    """What belongs to each place, added up, a line per image; what belongs after the last is dropped."""
+    size = found.shape[1]
+    image = np.zeros(size + 1, parts.dtype)
+    for m in range(len(parts)):
+        line = parts[m]
+        image[:] = 0
+        for k in range(len(places)):
+            image[places[k]] += line[k]
+        for p in range(size):
+            found[m, p] = image[p]
+
+
+@njit(nogil=True, cache=True, fastmath=SUMS)
+def few_through(weights: Array, seen: Array, found: Array) -> None:
+    """`weights @ seen.T` for four lines seen, of which as many are written as are asked for; four rows at a time."""
+    rows, columns = weights.shape
+    a, b, c, d = seen[0], seen[1], seen[2], seen[3]
+    zero = weights.dtype.type(0)
+    sums = np.zeros((4, 4), weights.dtype)
+    for top in range(0, rows, 4):
+        last = rows - 1
+        w, x, y, z = weights[top], weights[min(top + 1, last)], weights[min(top + 2, last)], weights[min(top + 3, last)]
+        s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = zero
+        s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = zero
+        for j in range(columns):
+            p, q, r, s = a[j], b[j], c[j], d[j]
+            s00 += w[j] * p
+            s01 += w[j] * q
+            s02 += w[j] * r
+            s03 += w[j] * s
+            s10 += x[j] * p
+            s11 += x[j] * q
+            s12 += x[j] * r
+            s13 += x[j] * s
+            s20 += y[j] * p
+            s21 += y[j] * q
+            s22 += y[j] * r
+            s23 += y[j] * s
+            s30 += z[j] * p
+            s31 += z[j] * q
+            s32 += z[j] * r
+            s33 += z[j] * s
+        sums[0, 0], sums[0, 1], sums[0, 2], sums[0, 3] = s00, s01, s02, s03
+        sums[1, 0], sums[1, 1], sums[1, 2], sums[1, 3] = s10, s11, s12, s13
+        sums[2, 0], sums[2, 1], sums[2, 2], sums[2, 3] = s20, s21, s22, s23
+        sums[3, 0], sums[3, 1], sums[3, 2], sums[3, 3] = s30, s31, s32, s33
+        for i in range(min(4, rows - top)):
+            for k in range(found.shape[1]):
+                found[top + i, k] = sums[i, k]
+
+
+@njit(nogil=True, cache=True, fastmath=SUMS)
+def few_back(weights: Array, sent: Array, found: Array) -> None:
+    """`weights.T @ sent` for four columns sent, of which as many are written as are asked for; four rows at a time."""
+    rows, columns = weights.shape
+    sums = np.zeros((4, columns), weights.dtype)
+    a, b, c, d = sums[0], sums[1], sums[2], sums[3]
+    none = np.zeros(4, sent.dtype)
+    for top in range(0, rows, 4):
+        last = rows - 1
+        w, x, y, z = weights[top], weights[min(top + 1, last)], weights[min(top + 2, last)], weights[min(top + 3, last)]
+        e = sent[top]
+        f = sent[top + 1] if top + 1 < rows else none
+        g = sent[top + 2] if top + 2 < rows else none
+        h = sent[top + 3] if top + 3 < rows else none
+        e0, e1, e2, e3 = e[0], e[1], e[2], e[3]
+        f0, f1, f2, f3 = f[0], f[1], f[2], f[3]
+        g0, g1, g2, g3 = g[0], g[1], g[2], g[3]
+        h0, h1, h2, h3 = h[0], h[1], h[2], h[3]
+        for j in range(columns):
+            p, q, r, s = w[j], x[j], y[j], z[j]
+            a[j] += e0 * p + f0 * q + g0 * r + h0 * s
+            b[j] += e1 * p + f1 * q + g1 * r + h1 * s
+            c[j] += e2 * p + f2 * q + g2 * r + h2 * s
+            d[j] += e3 * p + f3 * q + g3 * r + h3 * s
+    for j in range(columns):
+        for k in range(found.shape[1]):
+            found[j, k] = sums[k, j]
+
+
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="synflow")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .flow import READING
+from .gathering import COLUMNS, add_back, back, pick, through
 from .sensitivity import Use
 
 # Gradients are looked at for lines that are the same where that saves a product with at least so many weights.
@@ -34,18 +35,18 @@ class Patches(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Any, how: Any) -> Tensor:
         """Multiply the weights with the patches; `how` is stride, padding, dilation, groups."""
         places = _places(tuple(x.shape[2:]), tuple(weight.shape[2:]), *map(tuple, how[:3])).to(x.device)
-        cut = F.pad(x.flatten(2), (0, 1)).index_select(2, places).view(len(x), weight.shape[1:].numel(), -1)
+        cut = pick(x.flatten(2), places).view(len(x), weight.shape[1:].numel(), -1)
         seen = cut[0] if len(x) == 1 else cut.transpose(0, 1).flatten(1)
-        ctx.save_for_backward(seen, weight)
-        ctx.sensitivity, ctx.how, ctx.size = sensitivity, how, x.shape
-        sent = _through(weight.to(x.dtype).flatten(1), seen)
+        ctx.save_for_backward(seen, weight, places)
+        ctx.sensitivity, ctx.size = sensitivity, x.shape
+        sent = _through(weight.to(x.dtype).flatten(1), seen, sensitivity.bounded)
         shape = (len(x), len(weight), *sizes(x.shape, weight.shape, how))
         return sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         """The gradient of the input; that of the weight is left as factors where they are smaller."""
-        seen, weight = ctx.saved_tensors
+        seen, weight, places = ctx.saved_tensors
         gradient, right = gradients[0].detach(), seen.detach()
         lines = _lines(gradient) if weight.numel() >= LARGE else None
         kinds = None
@@ -58,11 +59,11 @@ class Patches(torch.autograd.Function):
         left = gradient.reshape(len(weight), -1) if single else gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
         if ctx.needs_input_grad[0]:
-            parts = _back(weight.to(left.dtype).flatten(1), left)
+            parts = _back(weight.to(left.dtype).flatten(1), left, ctx.sensitivity.bounded)
             parts = parts if kinds is None else parts @ kinds
-            parts = parts.unsqueeze(0) if single else parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
-            stride, padding, dilation, _ = ctx.how
-            into = F.fold(parts, tuple(ctx.size[2:]), tuple(weight.shape[2:]), dilation, padding, stride)
+            if not single:
+                parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
+            into = add_back(parts.reshape(*ctx.size[:2], -1), places, ctx.size[2:].numel()).view(ctx.size)
         if ctx.sensitivity.is_thin(right.shape[1]):
             ctx.sensitivity.uses.append(Use(left, right.t()))
         else:
@@ -77,10 +78,8 @@ def _places(
 ) -> Tensor:  # fmt: skip
     """Which pixel each weight of a kernel sees at each position, kernel first; the one after the last is a zero.
 
-    Picked so, patches are there in half the time that torch takes to unfold an image.
-
     >>> _places((1, 3), (1, 2), (1, 1), (0, 1), (1, 1))
-    tensor([3, 0, 1, 2, 0, 1, 2, 3])
+    tensor([3, 0, 1, 2, 0, 1, 2, 3], dtype=torch.int32)
     """
     lines = []
     for length, width, step, pad, apart in zip(size, kernel, stride, padding, dilation, strict=True):
@@ -89,17 +88,21 @@ def _places(
         lines.append(np.where((places >= 0) & (places < length), places, -1))
     down, across = lines[0][:, None, :, None], lines[1][None, :, None, :]
     places = np.where((down < 0) | (across < 0), size[0] * size[1], down * size[1] + across)
-    return torch.from_numpy(places.reshape(-1))
+    return torch.from_numpy(places.reshape(-1).astype(np.int32))
 
 
-def _through(weight: Tensor, seen: Tensor) -> Tensor:
+def _through(weight: Tensor, seen: Tensor, compiled: bool) -> Tensor:
     """`weight seen`; very few columns are read along with the weights if they lie as those do."""
+    if compiled and seen.shape[1] in COLUMNS:
+        return through(weight, seen)
     return weight @ (seen.t().contiguous().t() if seen.shape[1] < NARROW else seen)
 
 
-def _back(weight: Tensor, sent: Tensor) -> Tensor:
+def _back(weight: Tensor, sent: Tensor, compiled: bool) -> Tensor:
     """`weight^T sent`; with few positions in an order that reads a large weight once, on two threads."""
     rows, columns = weight.shape
+    if compiled and sent.shape[1] in COLUMNS:
+        return back(weight, sent)
     if sent.shape[1] > NARROW:
         return weight.t() @ sent
     if columns % 2 or weight.numel() < 1 << 18:

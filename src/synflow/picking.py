@@ -7,23 +7,21 @@ each block.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import compiled
 from .streams import four_bytes_do
 
 if TYPE_CHECKING:
     from .lightest import Scored
-
-log = logging.getLogger("synflow")
 
 # Smaller networks are through before compiled loops have been loaded.
 LARGE = 1 << 20
@@ -88,22 +86,12 @@ def kernels_for(magnitudes: Mapping[str, Tensor]) -> Any:
     serve = all(
         weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in magnitudes.values()
     )
-    return _kernels() if serve and sum(weight.numel() for weight in magnitudes.values()) >= LARGE else None
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from . import kernels
-    except ImportError as cause:
-        log.debug("light weights are found without compiled loops (pip install 'synflow[fast]'): %s", cause)
-        return None
-    return kernels
+    return compiled.kernels() if serve and sum(weight.numel() for weight in magnitudes.values()) >= LARGE else None
 
 
 def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
     """What threads have to do to look through one tensor."""
-    sensitivity, compiled = scored.sensitivities[name], scored.compiled
+    sensitivity, loops = scored.sensitivities[name], scored.compiled
     weight = scored.magnitudes[name].reshape(sensitivity.rows, -1).numpy()
     limit = weight.dtype.type(high)
     search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.magnitudes[name]) else np.int64)
@@ -119,7 +107,7 @@ def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callabl
         step = max(CHUNK // max(len(seen), 1), 1)
         return [
             partial(
-                search, compiled.pick_product, weight[top : top + step], left[top : top + step],
+                search, loops.pick_product, weight[top : top + step], left[top : top + step],
                 sums[top : top + step], seen, parts, limit, tiny, first=top * len(seen),
             )
             for top in range(0, len(weight), step)
@@ -127,11 +115,11 @@ def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callabl
     if not scored.bounded(name) or sensitivity.dense.dtype != scored.magnitudes[name].dtype:
         return alone
     if not sensitivity.uses:
-        return _dense_tasks(compiled, search, weight, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
+        return _dense_tasks(loops, search, weight, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
     pieces: list[Piece] = []
     for start, stop, block in sensitivity.blocks(scored.factors(name), CHUNK, scored.magnitudes[name]):
         first = start * weight.shape[1]
-        for task in _dense_tasks(compiled, search, weight[start:stop], block.numpy(), limit, first):
+        for task in _dense_tasks(loops, search, weight[start:stop], block.numpy(), limit, first):
             pieces.append(task())
     return [partial(_same, piece) for piece in pieces]
 
@@ -149,13 +137,13 @@ def _bounds(scored: Scored, name: str, left: np.ndarray, seen: np.ndarray) -> tu
 
 
 def _dense_tasks(
-    compiled: Any, search: Any, weight: np.ndarray, gradient: np.ndarray, limit: Any, first: int
+    loops: Any, search: Any, weight: np.ndarray, gradient: np.ndarray, limit: Any, first: int
 ) -> list[Callable[[], Piece]]:
     flat, slopes = weight.reshape(-1), gradient.reshape(-1)
     step = min(CHUNK, max(len(flat) // 2, CHUNK // 8))
     return [
         partial(
-            search, compiled.pick_dense, flat[start : start + step], slopes[start : start + step], limit,
+            search, loops.pick_dense, flat[start : start + step], slopes[start : start + step], limit,
             first=first + start,
         )
         for start in range(0, len(flat), step)
@@ -188,14 +176,14 @@ def _listed(scored: Scored, name: str, high: float) -> Piece:
 
 
 def clear(
-    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], compiled: Any
+    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], loops: Any
 ) -> None:
     """Take out what was found below the edge."""
     tasks = []
     for name, places, values in pieces:
         weights = magnitudes[name].view(-1) if name in magnitudes else None
-        if compiled is not None and weights is not None and name not in masks:
-            tasks.append(partial(compiled.clear, places, values, values.dtype.type(edge), weights.numpy()))
+        if loops is not None and weights is not None and name not in masks:
+            tasks.append(partial(loops.clear, places, values, values.dtype.type(edge), weights.numpy()))
             continue
         last = torch.from_numpy(places[values < edge]).long()
         if name in masks:
@@ -203,7 +191,7 @@ def clear(
         if weights is not None:
             weights.index_fill_(0, last.to(weights.device), 0.0)
     if tasks:
-        compiled.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
+        loops.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
 
 
 def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:

@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flow import READING
+from .gathering import DIRECT
 from .measurement import Measurement
 from .memory import collecting_later
 from .modes import plain_tensors
@@ -242,7 +243,8 @@ class _Recorder(TorchDispatchMode):
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise _NotRepeatableError(f"{facts.name} returns more than tensors")
-        call = _Call(func, bool(written), isinstance(result, Tensor), _is_heavy(facts.name, given, outputs))
+        heavy = _is_heavy(facts.name, given, outputs)
+        call = _Call(DIRECT.get(func, func), bool(written), isinstance(result, Tensor), heavy)
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
@@ -288,6 +290,8 @@ class _Recorder(TorchDispatchMode):
 
 def _is_heavy(name: str, given: list[Tensor], made: list[Tensor | None]) -> bool:
     """Whether several threads are worth it, by how many numbers are multiplied or moved."""
+    if name.startswith("synflow::"):
+        return False
     moved = sum(tensor.numel() for tensor in (*given, *made) if tensor is not None)
     if name in ("aten::mm", "aten::bmm"):
         return given[0].numel() * given[1].shape[-1] >= PRODUCTS

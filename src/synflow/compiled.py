@@ -1,0 +1,25 @@
+"""The compiled loops of kernels.py, where numba is installed (the extra `fast`)."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+log = logging.getLogger("synflow")
+
+
+@cache
+def kernels() -> Any:
+    """The module, loaded when it is first asked for; None without numba."""
+    try:
+        from . import kernels as loops
+    except ImportError as cause:
+        log.debug("light weights are found without compiled loops (pip install 'synflow[fast]'): %s", cause)
+        return None
+    return loops
+
+
+def already() -> Any:
+    """The module if somebody has asked for it: to load it takes longer than small networks do."""
+    return kernels() if kernels.cache_info().currsize else None
