@@ -12,6 +12,7 @@ from compact_twins import random_masks, without
 from strategies import networks
 from synflow.compaction.cutting import cut_down, outline
 from synflow.compaction.surgery import cut, paste
+from synflow.compaction.tape import Tape, mark_outputs, recording
 from synflow.measurement import absolute, measure
 from synflow.network import open_network
 
@@ -116,3 +117,25 @@ def test_an_attention_that_is_all_dead_still_runs():
     masks = {name: torch.ones_like(w, dtype=torch.bool) for name, w in model.named_parameters() if w.dim() > 1}
     masks["0.left.0.attention.out_proj.weight"][:] = False
     compare(model, torch.ones(1, 3, 1).double(), masks)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.Conv2d(3, 6, (2, 3), dilation=(2, 1), bias=False),
+        nn.Conv2d(3, 6, 3, padding=1, groups=3), nn.Conv2d(3, 6, 3, padding="same", dilation=2),
+        nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(3, 6, (3, 2), dilation=2, groups=3),
+    ],
+)  # fmt: skip
+def test_convolutions_are_traced_without_their_values(layer: nn.Module) -> None:
+    """The tape is the same as if they had been computed."""
+    tapes = []
+    for hollow in (False, True):
+        tape = Tape()
+        with recording(layer, tape, training=False, hollow=hollow):
+            mark_outputs(tape, layer(torch.ones(2, 3, 9, 8)))
+        tapes.append(tape)
+    assert tapes[0].shapes == tapes[1].shapes
+    assert [step.name for step in tapes[0].steps] == [step.name for step in tapes[1].steps]
+    assert tapes[0].outputs == tapes[1].outputs

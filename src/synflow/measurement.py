@@ -144,7 +144,7 @@ def absolute(
             continue
         dtype = torch.float64 if wide else weight.dtype if half else torch.float32
         magnitude = weight.detach().to(dtype).abs()
-        if not bool(magnitude.any()):
+        if not magnitude.numel() or not bool(magnitude.amax() > 0):
             if notes is not None:
                 notes[f"{name}: zero everywhere, counts as ones"] = None
             magnitude.fill_(1.0)

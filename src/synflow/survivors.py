@@ -61,7 +61,7 @@ class Survivors:
         self.small = network
         self._half = power == 1 and self._reads_half(masks)
         self.magnitudes = absolute(network, masks, power, half=self._half)
-        self.masks = {name: mask.clone() for name, mask in masks.items() if count_true(mask) > self._not_zero(name)}
+        self.masks = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
         self.origin: dict[str, Origin] = {}
         self.count = count(masks)
         self._outside: dict[str, Tensor] = {}
@@ -80,11 +80,11 @@ class Survivors:
         self._folds = False
         self._try_to_fold()
 
-    def _not_zero(self, name: str) -> int:
+    def _keeps_zeros(self, name: str, mask: Tensor) -> bool:
         magnitude = self.magnitudes[name]
-        if magnitude.device.type == "cpu" and magnitude.dtype in (torch.float32, torch.float64):
-            return int(np.count_nonzero(magnitude.numpy()))
-        return int(torch.count_nonzero(magnitude))
+        if not magnitude.numel() or bool(magnitude.amin() > 0):
+            return False
+        return count_true(mask) > int(torch.count_nonzero(magnitude))
 
     def _kept(self, name: str) -> Tensor:
         """The mask of a tensor of the cut network."""

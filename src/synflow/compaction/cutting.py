@@ -59,7 +59,7 @@ def outline(model: nn.Module, example: Any) -> Outline:
     work = private_copy(model)
     flexible = open_attentions(work)
     tape = Tape()
-    with recording(work, tape, training=False):
+    with recording(work, tape, training=False, hollow=True):
         mark_outputs(tape, _run(work, example))
     return Outline(work, example, couple(tape.used(), flexible))
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording", "tensors_in"]
 
 _NUMBER = "_synflow_number"
+_CONVOLUTION = "aten::convolution"
 _KEPT_CONSTANTS = 1 << 22
 
 
@@ -106,9 +107,9 @@ def number_of(tensor: Tensor, tape: Tape) -> int | None:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, hollow: bool = False) -> None:
         super().__init__()
-        self.tape = tape
+        self.tape, self.hollow = tape, hollow
         self.path: list[str] = [""]
         self.training = False
         self.storages: dict[int, list[int]] = {}
@@ -158,7 +159,7 @@ class _Recorder(TorchDispatchMode):
             return leaf
 
         by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
-        result = func(*args, **kwargs)
+        result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
         for argument in schema.arguments:
             written = named.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
@@ -187,14 +188,30 @@ class _Recorder(TorchDispatchMode):
                 self.stale.setdefault(other, []).append(number)
 
 
+def _zeros(
+    x: Tensor, weight: Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """What a convolution returns, without its values."""
+    sizes = []
+    for dim, length in enumerate(x.shape[2:]):
+        step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
+        extent = apart * (weight.shape[2 + dim] - 1) + 1
+        size = (length - 1) * step - 2 * pad + extent + more if transposed else (length + 2 * pad - extent) // step + 1
+        sizes.append(size)
+    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
+
+
 @contextlib.contextmanager
-def recording(model: nn.Module, tape: Tape, training: bool) -> Iterator[None]:
+def recording(model: nn.Module, tape: Tape, training: bool, hollow: bool = False) -> Iterator[None]:
     """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
+
+    With `hollow`, convolutions, which take most of the time and on whose values models do not decide, return zeros.
 
     The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
     caller passes on as the model's outputs is recorded with `mark_outputs`.
     """
-    recorder = _Recorder(tape)
+    recorder = _Recorder(tape, hollow)
     recorder.training = training
     known = {name: number for number, name in tape.leaves.items()}
     for name, tensor in _leaves(model):
