@@ -110,8 +110,8 @@ def test_runs_use_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[float] = []
     plain = Replay.run
 
-    def run(self: Replay) -> Measurement | None:
-        flow = plain(self)
+    def run(self: Replay, begin: Any = None) -> Measurement | None:
+        flow = plain(self, begin)
         runs.append(math.nan if flow is None else flow.log2)
         return flow
 

@@ -56,7 +56,7 @@ def _fixed(plan: Plan, hold: bool) -> Iterator[Step]:
         substeps, lost, complete, log2 = 0, 0.0, False, 0.0
         scores: dict[str, Tensor] = {}
         while not complete:
-            flow, scored = _measured(plan, left, plan.steps - index + 1)
+            flow, scored = _measured(plan, left, plan.steps - index + 1, keep)
             if substeps == 0:
                 log2 = flow.log2
                 scores = left.whole(scored.whole()) if hold else {}
@@ -126,9 +126,13 @@ def _certified(plan: Plan, hold: bool) -> Iterator[Step]:
         yield Step(index, left.count / size, left.count, flow.log2, part, 1, masks, scores)
 
 
-def _measured(plan: Plan, left: Survivors, ahead: float = math.inf) -> tuple[Measurement, Scored]:
+def _measured(
+    plan: Plan, left: Survivors, ahead: float = math.inf, keep: int | None = None
+) -> tuple[Measurement, Scored]:
+    """The flow of what is left, with so many measurements ahead; so many weights are to be kept, if that is known."""
     left.shrink(ahead)
-    flow, scored = left.measure()
+    simply = keep is not None and plan.scope is global_scope and plan.shield is None
+    flow, scored = left.measure(going=left.count - keep if simply and keep is not None else 0)
     if plan.guard and not flow.value > 0:
         raise SynflowError(
             f"no flow is left at {left.count} of {plan.network.size} weights: the masks or the model have no path "

@@ -277,7 +277,8 @@ def few_back(weights: Array, sent: Array, found: Array) -> None:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def pool() -> ThreadPoolExecutor:
+    """The threads that compiled loops run on, besides the caller's own."""
     return ThreadPoolExecutor(thread_name_prefix="synflow")
 
 
@@ -293,7 +294,7 @@ def side_by_side(tasks: Sequence[Callable[[], Any]], short: bool = False) -> lis
         for index in left:
             results[index] = tasks[index]()
 
-    others = [_pool().submit(work) for _ in range(threads - 1)]
+    others = [pool().submit(work) for _ in range(threads - 1)]
     try:
         work()
     finally:

@@ -49,17 +49,18 @@ class Scored:
 
     `places` are where the last sample was taken, `bounds` no less than the magnitudes of each tensor, `trend` where
     edges were found: all may be kept from step to step. `compiled` are loops that find light scores, `flow` is what the
-    scores of a layer sum to.
+    scores of a layer sum to, `found` are light ones that were looked for before.
     """
 
     magnitudes: dict[str, Tensor]
     masks: dict[str, Tensor]
-    sensitivities: Mapping[str, Sensitivity]
+    sensitivities: dict[str, Sensitivity]
     places: dict[str, Tensor] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
     trend: Trend = field(default_factory=Trend)
     compiled: Any = None
     flow: float = 1.0
+    found: Found | None = None
     _factors: dict[str, list[Factors]] = field(default_factory=dict)
     _pairs: dict[str, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
 
@@ -252,12 +253,12 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
     """
     if number == 0:
         return Lightest(0, 0.0, pieces=[])
-    guess = scored.trend.next(number / total, scored.flow) if budget == math.inf else None
-    if guess is not None:
-        found = find_light(scored, guess, number / total)
-        values = np.concatenate([piece.values for piece in found.pieces])
-        if len(values) >= number:
-            return _noted(scored, total, _exactly(found, values, number, listed=True))
+    if budget == math.inf:
+        found = scored.found or _guessed(scored, number / total)
+        if found is not None:
+            values = np.concatenate([piece.values for piece in found.pieces])
+            if len(values) >= number:
+                return _noted(scored, total, _exactly(found, values, number, listed=True))
     sample = scored.sample(total)
     position = number / total * len(sample)
     if budget < math.inf:
@@ -282,6 +283,12 @@ def lightest_weights(scored: Scored, total: int, number: int, budget: float = ma
         if enough and (wanted > found.below or low == -math.inf):
             return _noted(scored, total, _exactly(found, values, wanted, listed=few))
         spread *= 4
+
+
+def _guessed(scored: Scored, share: float) -> Found | None:
+    """What lies below the edge that is expected; None where nothing is expected."""
+    guess = scored.trend.next(share, scored.flow)
+    return None if guess is None else find_light(scored, guess, share)
 
 
 def _noted(scored: Scored, total: int, going: Lightest) -> Lightest:

@@ -32,7 +32,8 @@ from .streams import keeps_all
 class Measurement:
     """The flow R = value * 2**exponent, and for each weight its score in units of 2**exponent.
 
-    A lazy measurement has `sensitivities` in place of scores, and `total`, the value as a tensor.
+    A lazy measurement has `sensitivities` in place of scores, and `total`, the value as a tensor; it may be `repeated`
+    from a recording.
     """
 
     value: float
@@ -47,6 +48,7 @@ class Measurement:
     input_reached: bool = True
     sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     total: Tensor | None = None
+    repeated: bool = False
 
     @property
     def log2(self) -> float:

@@ -65,6 +65,11 @@ def find_light(scored: Scored, high: float, share: float) -> Found:
     return Found(0, 0.0, together([task for some in lists for task in some], short))
 
 
+def found_in(scored: Scored, name: str, high: float, share: float) -> list[Piece]:
+    """The same, in one tensor, by compiled loops on one thread."""
+    return [task() for task in _tasks(scored, name, high, share)]
+
+
 def find_between(scored: Scored, low: float, high: float) -> Found:
     """Kept weights that score from `low` to `high`, and how many score less; not where they are."""
     below, sums, pieces = 0, [], []

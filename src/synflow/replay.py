@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -39,6 +39,10 @@ NUMBERS = 1 << 18
 LIVE = -1
 
 
+Tell = Callable[[str, Sensitivity], None]
+Begin = Callable[[float], Tell | None]
+
+
 class _NotRepeatableError(Exception):
     """Why operations cannot be repeated with other values."""
 
@@ -51,11 +55,13 @@ class _Call:
     writes: bool
     single: bool
     heavy: bool
+    products: int
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     puts: list[tuple[Any, Any, int]] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
     frees: list[int] = field(default_factory=list)
+    completes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,37 +83,54 @@ class Replay:
     _results: list[int | Tensor]
     _parts: dict[str, _Parts]
     _flags: list[int]
+    _forward: int
 
-    def run(self) -> Measurement | None:
-        """The flow and the sensitivities now; None where the recording no longer serves."""
-        found = self._repeated(self._calls)
+    def run(self, begin: Begin | None = None) -> Measurement | None:
+        """The flow and the sensitivities now; None where the recording no longer serves.
+
+        `begin` is called with the flow, as soon as it is known; what it returns is told of each sensitivity that is
+        there. Whatever it starts has one of torch's threads to itself from then on.
+        """
+        found = self._repeated(self._calls, begin)
         value = float(found[0])
-        if not all(bool(found[flag]) for flag in self._flags):
+        if not all(bool(found[flag]) for flag in self._flags) or not self._serves(value):
             return None
-        if not math.isfinite(value) or not value > 0 or abs(math.log2(value / self.first.value)) > DRIFT:
-            return None
-        sensitivities = {}
-        for name, parts in self._parts.items():
-            dense = None if parts.dense is None else found[parts.dense]
-            uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
-            sensitivities[name] = Sensitivity(parts.shape, dense, uses)
-        return dataclasses.replace(self.first, value=value, sensitivities=sensitivities)
+        sensitivities = {name: self._sensitivity(name, found) for name in self._parts}
+        return dataclasses.replace(self.first, value=value, sensitivities=sensitivities, repeated=True)
+
+    @property
+    def products(self) -> int:
+        """How many numbers are multiplied."""
+        return sum(call.products for call in self._calls)
 
     def log2(self) -> float:
         """log2 of the flow now; sensitivities are not made."""
-        total = self._results[0]
-        last = next((i for i, call in enumerate(self._calls) if total in call.outputs), len(self._calls) - 1)
-        return dataclasses.replace(self.first, value=float(self._repeated(self._calls[: last + 1])[0])).log2
+        value = float(self._repeated(self._calls[: self._forward + 1])[0])
+        return dataclasses.replace(self.first, value=value).log2
+
+    def _serves(self, value: float) -> bool:
+        return math.isfinite(value) and value > 0 and abs(math.log2(value / self.first.value)) <= DRIFT
+
+    def _sensitivity(self, name: str, found: Sequence[Any]) -> Sensitivity:
+        parts = self._parts[name]
+        dense = None if parts.dense is None else found[parts.dense]
+        uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
+        return Sensitivity(parts.shape, dense, uses)
 
     @plain_tensors
-    def _repeated(self, calls: list[_Call]) -> list[Any]:
+    def _repeated(self, calls: list[_Call], begin: Begin | None = None) -> list[Any]:
         """What is in the places of the results after some calls."""
         values: list[Any] = [None] * self._slots
+        tell: Tell | None = None
+
+        def results() -> list[Any]:
+            return [values[slot] if isinstance(slot, int) else slot for slot in self._results]
+
         with torch.no_grad(), _Threads() as threads:
-            for call in calls:
+            for index, call in enumerate(calls):
                 for place, key, slot in call.puts:
                     place[key] = values[slot]
-                threads.use(call.heavy)
+                threads.use(call.heavy and tell is None)
                 outcome = call.function(*call.args, **call.kwargs)
                 for output, value in zip(call.outputs, (outcome,) if call.single else outcome, strict=True):
                     if output is not None:
@@ -116,7 +139,14 @@ class Replay:
                     place[key] = None
                 for slot in call.frees:
                     values[slot] = None
-        return [values[slot] if isinstance(slot, int) else slot for slot in self._results]
+                if begin is not None and index == self._forward:
+                    flow = float(results()[0])
+                    tell = begin(flow) if self._serves(flow) else None
+                if tell is not None and call.completes:
+                    found = results()
+                    for name in call.completes:
+                        tell(name, self._sensitivity(name, found))
+        return results()
 
 
 class _Threads:
@@ -243,8 +273,10 @@ class _Recorder(TorchDispatchMode):
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise _NotRepeatableError(f"{facts.name} returns more than tensors")
-        heavy = _is_heavy(facts.name, given, outputs)
-        call = _Call(DIRECT.get(func, func), bool(written), isinstance(result, Tensor), heavy)
+        call = _Call(
+            DIRECT.get(func, func), bool(written), isinstance(result, Tensor), _is_heavy(facts.name, given, outputs),
+            _products(facts.name, given, outputs),
+        )  # fmt: skip
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
@@ -285,21 +317,39 @@ class _Recorder(TorchDispatchMode):
         flags = [result(check) for check in checks]
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
         first = dataclasses.replace(flow, sensitivities={}, total=None)
-        return Replay(first, calls, self.count, results, parts, flags)
+        made = {slot: index for index, call in enumerate(calls) for slot in call.outputs if slot is not None}
+        forward = _last(made, results, [0])
+        for name, part in parts.items():
+            places = [place for use in part.uses for place in use[:2]]
+            places += [] if part.dense is None else [part.dense]
+            # Whatever is there before the flow is known is told of with it.
+            calls[max(_last(made, results, places), forward)].completes.append(name)
+        return Replay(first, calls, self.count, results, parts, flags, forward)
+
+
+def _last(made: Mapping[int, int], results: Sequence[Any], places: Iterable[int]) -> int:
+    """The call after which some of the results are there."""
+    slots = [results[place] for place in places]
+    return max((made[slot] for slot in slots if isinstance(slot, int)), default=0)
+
+
+def _products(name: str, given: list[Tensor], made: list[Tensor | None]) -> int:
+    """How many numbers an operation multiplies, if that is what it is for."""
+    if name in ("aten::mm", "aten::bmm"):
+        return given[0].numel() * given[1].shape[-1]
+    if name == "aten::convolution" and made[0] is not None:
+        return made[0].numel() * given[1][0].numel()
+    if name == "aten::convolution_backward":
+        return 2 * given[0].numel() * given[2][0].numel()
+    return 0
 
 
 def _is_heavy(name: str, given: list[Tensor], made: list[Tensor | None]) -> bool:
     """Whether several threads are worth it, by how many numbers are multiplied or moved."""
-    if name.startswith("synflow::"):
-        return False
-    moved = sum(tensor.numel() for tensor in (*given, *made) if tensor is not None)
-    if name in ("aten::mm", "aten::bmm"):
-        return given[0].numel() * given[1].shape[-1] >= PRODUCTS
-    if name == "aten::convolution" and made[0] is not None:
-        return made[0].numel() * given[1][0].numel() >= PRODUCTS
-    if name == "aten::convolution_backward":
-        return 2 * given[0].numel() * given[2][0].numel() >= PRODUCTS
-    return moved >= NUMBERS
+    products = _products(name, given, made)
+    if products or name.startswith("synflow::"):
+        return products >= PRODUCTS
+    return sum(tensor.numel() for tensor in (*given, *made) if tensor is not None) >= NUMBERS
 
 
 def _filled(call: _Call, tree: Any, known: Mapping[int, int | None]) -> Any:

@@ -6,6 +6,7 @@ network, whose tensors hold the same survivors in less room; masks are mapped ba
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .early import Early
 from .errors import SynflowError
 from .flow import leaves
 from .lightest import Lightest, Scored
@@ -25,7 +27,7 @@ from .memory import collecting_later, give_back
 from .network import Network, arguments, open_network
 from .origin import Origin, outside
 from .picking import kernels_for
-from .replay import Replay, recorded
+from .replay import Begin, Replay, recorded
 from .streams import count, count_true
 from .trend import Trend
 
@@ -40,6 +42,8 @@ GAIN = 0.7
 WORTH = 0.5
 # A cut costs about as much as so many measurements that are saved later.
 COST = 14
+# With more products per weight, a measurement is better off with all threads.
+BUSY = 64
 # Images of fewer pixels are through before folding would pay.
 LARGE = 16 * 16
 # Flow of a network before and after it was cut down may differ by rounding, by no more.
@@ -122,23 +126,37 @@ class Survivors:
             self._fresh = folded
 
     def measure(
-        self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None
+        self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None, going: int = 0
     ) -> tuple[Measurement, Scored]:
-        """The flow of what is left, and its scores, which are not held."""
+        """The flow of what is left, and its scores, which are not held; so many of the lightest will be asked for."""
         usual = shifts and gradients and arithmetic is None
+        scored = Scored(
+            self.magnitudes, self.masks, {}, self._places, self._bounds, self._trend if usual else Trend(),
+            self._compiled,
+        )  # fmt: skip
+        found = None
         if usual and self._fresh is not None:
             flow, self._fresh = self._fresh, None
+        elif usual and going and self._searches_early(scored):
+            early = Early(scored, (going - self._idle) / max(self.count - self._idle, 1))
+            try:
+                flow = self._measured(usual, early.begin)
+                found = early.finish() if flow.repeated else None
+            finally:
+                early.stop()
         else:
             flow = self._measured(usual, shifts=shifts, gradients=gradients, arithmetic=arithmetic)
-        trend = self._trend if usual else Trend()
-        return flow, Scored(
-            self.magnitudes, self.masks, flow.sensitivities, self._places, self._bounds, trend, self._compiled,
-            flow.value,
-        )  # fmt: skip
+        return flow, dataclasses.replace(scored, sensitivities=flow.sensitivities, flow=flow.value, found=found)
 
-    def _measured(self, usual: bool, **how: Any) -> Measurement:
+    def _searches_early(self, scored: Scored) -> bool:
+        """Whether a thread can look for light weights while another measures, and measuring leaves it the time."""
+        if self._replay is None or self._compiled is None or torch.get_num_threads() < 2:
+            return False
+        return scored.size >= SMALL and self._replay.products < BUSY * scored.size
+
+    def _measured(self, usual: bool, begin: Begin | None = None, **how: Any) -> Measurement:
         """A measurement; the usual kind is written down the first time and repeated from then on."""
-        flow = self._replay.run() if usual and self._replay is not None else None
+        flow = self._replay.run(begin) if usual and self._replay is not None else None
         if flow is not None:
             return flow
         run = partial(
