@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import synflow
-from synflow import linearization, patches, replay, survivors
+from synflow import linearization, patches, recording, survivors
 from synflow.flow import READING, as_flow
 from synflow.measurement import Measurement, absolute, measure
 from synflow.network import Network, open_network
-from synflow.replay import Replay, recorded
+from synflow.recording import recorded
+from synflow.replay import Replay
 from zoo import ZOO
 
 NAMES = sorted(ZOO)
@@ -129,7 +130,7 @@ def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.Mon
     def fails(*_: object) -> None:
         raise NotImplementedError("no storage")
 
-    monkeypatch.setattr(replay, "_key", fails)
+    monkeypatch.setattr(recording, "_key", fails)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     masks = synflow.prune(model, torch.ones(1, 8), compression=4, steps=5)
     assert sum(int(mask.sum()) for mask in masks.values()) == 24
@@ -162,14 +163,14 @@ def test_threads_are_as_before(fails: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_large_products_are_heavy() -> None:
     large, small = torch.empty(2000, 3000, device="meta"), torch.empty(3000, 2, device="meta")
-    assert replay._is_heavy("aten::mm", [large, small], [torch.empty(2000, 2, device="meta")])
-    assert not replay._is_heavy("aten::mm", [small.t(), small], [torch.empty(2, 2, device="meta")])
+    assert recording._is_heavy("aten::mm", [large, small], [torch.empty(2000, 2, device="meta")])
+    assert not recording._is_heavy("aten::mm", [small.t(), small], [torch.empty(2, 2, device="meta")])
     image, kernel = torch.empty(1, 64, 32, 32, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
-    assert replay._is_heavy("aten::convolution", [image, kernel], [image])
-    assert not replay._is_heavy("aten::convolution", [image[..., :2, :2], kernel], [image[..., :2, :2]])
-    assert replay._is_heavy("aten::convolution_backward", [image, image, kernel], [image, None, None])
-    assert replay._is_heavy("aten::mul", [large, large], [large])
-    assert not replay._is_heavy("aten::mul", [small, small], [small])
+    assert recording._is_heavy("aten::convolution", [image, kernel], [image])
+    assert not recording._is_heavy("aten::convolution", [image[..., :2, :2], kernel], [image[..., :2, :2]])
+    assert recording._is_heavy("aten::convolution_backward", [image, image, kernel], [image, None, None])
+    assert recording._is_heavy("aten::mul", [large, large], [large])
+    assert not recording._is_heavy("aten::mul", [small, small], [small])
 
 
 def test_lines_of_a_gradient_that_are_the_same() -> None:

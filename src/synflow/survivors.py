@@ -27,7 +27,8 @@ from .memory import collecting_later, give_back
 from .network import Network, arguments, open_network
 from .origin import Origin, outside
 from .picking import kernels_for
-from .replay import Begin, Replay, recorded
+from .recording import recorded
+from .replay import Begin, Replay
 from .streams import count, count_true
 from .trend import Trend
 
