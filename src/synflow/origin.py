@@ -62,6 +62,16 @@ class Origin:
             total = total.to(line.device) + line.view(sizes) * math.prod(self.shape[dim + 1 :])
         return total
 
+    def at(self, positions: Tensor) -> Tensor:
+        """Where flat positions in the cut tensor lie in the whole one.
+
+        >>> Origin.of(torch.ones(2, 3)).cut({0: [1], 1: [0, 2]}).at(torch.tensor([1]))
+        tensor([5])
+        """
+        if all(line.dim() == 1 and len(line) == size for line, size in zip(self.lines, self.shape, strict=True)):
+            return positions  # nothing has been cut yet
+        return self.flat().view(-1)[positions].long()
+
 
 def outside(mask: Tensor, kept: Kept) -> Tensor:
     """Flat positions of what a mask keeps and a cut does not.

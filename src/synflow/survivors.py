@@ -270,10 +270,14 @@ class Survivors:
         kept = {name: cut.kept[name] for name in masks if name in cut.kept}
         if not kept:
             return
+        # What is needed of masks and whole tensors is taken first, so that they are not held besides what follows.
+        origin = {name: self.origin.get(name) or Origin.of(self.magnitudes[name]) for name in kept}
+        leaving = {name: origin[name].at(outside(masks.pop(name), indices)) for name, indices in kept.items()}
+        del masks
         again = self._repeating  # else gradients would only take memory
         known = (self.small, self.magnitudes, self._replay)
         before = self._replay.log2() if self._replay is not None else self._measured(False, gradients=False).log2
-        model, chosen = cut.apply(self._model, masks), set(masks)
+        model, chosen = cut.apply(self._model, self.magnitudes), set(self.magnitudes)
         self.small = open_network(
             model, self.network.example, select=lambda name, _: name in chosen,
             seed=self.network.seed, score_name=self.network.score_name, own=True,
@@ -289,19 +293,17 @@ class Survivors:
             raise
         log.debug("goes on with %d of %d weights held", self.small.size, self.network.size)
         for name, indices in kept.items():
-            before_it = self.origin.get(name) or Origin.of(masks[name])
-            self._leave(name, outside(masks.pop(name), indices), before_it)
-            self.origin[name] = before_it.cut(indices)
+            self._leave(name, leaving[name])
+            self.origin[name] = origin[name].cut(indices)
             if name in self.masks:
                 self.masks[name] = part_of(self.masks[name], indices)
         self._model, self._fresh = model, after if again else None
         self._places, self._outline = {}, None
 
-    def _leave(self, name: str, positions: Tensor, origin: Origin) -> None:
-        """Note the kept weights of a tensor that will not be in the cut network."""
+    def _leave(self, name: str, positions: Tensor) -> None:
+        """Note the kept weights of a tensor that are not in the cut network, by where they lie in the whole one."""
         if not len(positions):
             return
-        positions = origin.flat().reshape(-1)[positions].long()
         before = self._outside.get(name)
         self._outside[name] = positions if before is None else torch.cat([before, positions])
         self._idle += len(positions)
