@@ -67,7 +67,8 @@ def time_limit(seconds: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        # A signal that is still on its way to some thread must not end the process, as it does by default.
+        signal.signal(signal.SIGPROF, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
 
 def examine(name: str, build: Entry, steps: int, limit: int = 600) -> Row:
