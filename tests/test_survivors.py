@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import synflow
-from synflow import survivors
+from synflow import picking, survivors
 from synflow.allocation import keep_best
 from synflow.network import open_network
 from synflow.schedules import exponential
@@ -83,10 +83,28 @@ def plainly(model: nn.Module, example: torch.Tensor, keep: int, steps: int) -> d
     return masks
 
 
+def wide() -> tuple[nn.Module, torch.Tensor]:
+    """Images that fold, a pool, layers with more positions than units, a mean over all of them."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(12, 16, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(16, 24, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+    for module in model.modules():
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
+    return model.double(), torch.ones(1, 3, 20, 20, dtype=torch.float64)
+
+
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("network", [chain, residual, gated])
+@pytest.mark.parametrize("loops", ["compiled", "not compiled"])
+@pytest.mark.parametrize("network", [chain, residual, gated, wide])
 @pytest.mark.parametrize("compression", [5, 30])
-def test_masks_are_those_of_the_whole_network(network, compression: float) -> None:
+def test_masks_are_those_of_the_whole_network(
+    network, compression: float, loops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loops == "compiled":
+        pytest.importorskip("numba", reason="the extra `fast` is not installed")
+        monkeypatch.setattr(picking, "LARGE", 0)
     model, example = network()
     masks = synflow.prune(model, example, compression=compression, steps=40, guard=False)
     slow = plainly(model, example, masks.about["kept"], 40)
