@@ -8,6 +8,7 @@ from torch import nn
 
 import synflow
 import zoo
+from synflow import capture
 from synflow.connectivity import _ones
 from synflow.lightest import Scored
 from synflow.measurement import absolute, measure
@@ -103,3 +104,18 @@ def test_layers_read_half_precision_as_it_is() -> None:
 
 def full(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
+
+
+@pytest.mark.parametrize("part", [1, 30, 1 << 20])
+@pytest.mark.parametrize("input_first", [False, True])
+def test_half_precision_is_widened_in_parts(part: int, input_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PART", part)
+    torch.manual_seed(0)
+    weight = torch.rand(7, 5).bfloat16()
+    x = torch.rand(3, 7 if input_first else 5, requires_grad=True)
+    sensitivity = Sensitivity(weight.shape)
+    found = capture._Linear.apply(x, weight.requires_grad_(), sensitivity, input_first)
+    wide = weight.detach().float() if input_first else weight.detach().float().t()
+    torch.testing.assert_close(found, x @ wide)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(gradient, torch.ones(3, wide.shape[1]) @ wide.t())

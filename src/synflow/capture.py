@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from .sensitivity import Sensitivity, Use
 
 # With no more positions than this, a product with patches is no slower than a convolution, and scores need the patches.
 FEW = 64
+# Half-precision weights are widened so many at a time: memory of that size is used again and again.
+PART = 1 << 20
 
 
 def capture(
@@ -75,15 +77,14 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Sensitivity, input_first: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sensitivity, ctx.input_first = sensitivity, input_first
-        wide = weight.to(x.dtype)  # half-precision weights are widened one layer at a time
-        return x @ wide if input_first else F.linear(x, wide)
+        return _times(x, weight) if input_first else _times_transposed(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        x, weight = ctx.saved_tensors
-        wide, sensitivity = weight.to(x.dtype), ctx.sensitivity
-        into = gradient @ (wide.t() if ctx.input_first else wide) if ctx.needs_input_grad[0] else None
+        (x, weight), sensitivity, into = ctx.saved_tensors, ctx.sensitivity, None
+        if ctx.needs_input_grad[0]:
+            into = _times_transposed(gradient, weight) if ctx.input_first else _times(gradient, weight)
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
@@ -92,6 +93,29 @@ class _Linear(torch.autograd.Function):
         else:
             sensitivity.add_dense(left.t() @ right)
         return into, None, None, None
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    """`x @ weight`, in the precision of x."""
+    total: Tensor | None = None
+    for start, part in _widened_parts(weight, x.dtype):
+        product = x[..., start : start + len(part)] @ part
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
+
+
+def _times_transposed(x: Tensor, weight: Tensor) -> Tensor:
+    """`x @ weight.T`, in the precision of x."""
+    products = [F.linear(x, part) for _, part in _widened_parts(weight, x.dtype)]
+    return products[0] if len(products) == 1 else torch.cat(products, -1)
+
+
+def _widened_parts(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """A weight in another precision, as (first row, rows), a part at a time: larger ones would be fresh memory."""
+    step = len(weight) if weight.dtype == dtype else PART // max(weight.shape[1], 1)
+    for start in range(0, max(len(weight), 1), max(step, 1)):
+        yield start, weight[start : start + max(step, 1)].to(dtype)
 
 
 class _Convolution(torch.autograd.Function):
