@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synflow import compiled, gathering
+from synflow import compiled, gathering, thin_products
 
 
 @contextmanager
@@ -46,15 +46,16 @@ def test_pixels_are_picked_and_added_back(used: bool, seed: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("used", [False, True])
-@given(st.integers(0, 10**6), DTYPES, st.integers(1, 6))
+@given(st.integers(0, 10**6), DTYPES, st.integers(1, 20))
 def test_products_with_few_columns(used: bool, seed: int, dtype: torch.dtype, number: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, columns = (int(torch.randint(1, 40, (), generator=generator)) for _ in range(2))
     weight = torch.rand(rows, columns, generator=generator, dtype=dtype)
     seen = torch.rand(columns, number, generator=generator, dtype=dtype)
     sent = torch.rand(number, rows, generator=generator, dtype=dtype).t()
-    with loops(used):
-        through, back = gathering.through(weight, seen), gathering.back(weight, sent)
+    with loops(used), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thin_products, "LARGE", 0)
+        through, back = thin_products.through(weight, seen, used), thin_products.back(weight, sent, used)
     torch.testing.assert_close(through.double(), weight.double() @ seen.double(), rtol=1e-5, atol=0)
     torch.testing.assert_close(back.double(), weight.t().double() @ sent.double(), rtol=1e-5, atol=0)
 

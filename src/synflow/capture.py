@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .patches import Patches, sizes
+from .patches import Patches
 from .sensitivity import Sensitivity, Use
+from .windows import sizes
 
 # With no more positions than this, a product with patches is no slower than a convolution, and scores need the patches.
 FEW = 64

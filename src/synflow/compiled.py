@@ -6,6 +6,9 @@ import logging
 from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor
+
 log = logging.getLogger("synflow")
 
 
@@ -23,3 +26,9 @@ def kernels() -> Any:
 def already() -> Any:
     """The module if somebody has asked for it: to load it takes longer than small networks do."""
     return kernels() if kernels.cache_info().currsize else None
+
+
+def loops_for(tensor: Tensor) -> Any:
+    """The module if it is loaded and reads such tensors."""
+    serve = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+    return already() if serve else None

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import windows
 from .flow import Flow, Spread, as_flow, mapped
 from .gathering import picked
 
@@ -148,7 +149,7 @@ def _shorter(
     (tensor([0, 0, 0]), 1, tensor([0, 1, 1, 1, 1, 2]))
     """
     given, extent = kinds.cpu().numpy(), dilation * (width - 1) + 1
-    count = (len(given) + 2 * padding - extent) // stride + 1
+    count = windows.count(len(given), width, stride, padding, dilation)
     starts = np.arange(count) * stride
     # Also what lies between the lines that a window sees: others see it, and nothing may move there.
     seen = _kinds_at(given, size, starts[:, None] + np.arange(extent) - padding)
@@ -161,8 +162,8 @@ def _shorter(
     lines = np.flatnonzero(stays) - padding
     inner, which = lines[(lines >= 0) & (lines < len(given))], np.cumsum(new) - 1
     before = int((lines < 0).sum())
-    windows = (len(inner) + 2 * padding - extent) // stride + 1
-    plain = before == padding and windows == which[-1] + 1
+    left = windows.count(len(inner), width, stride, padding, dilation)
+    plain = before == padding and left == which[-1] + 1
     places = given[inner] if plain else _kinds_at(given, size, lines)
     found = (torch.from_numpy(array).to(kinds.device) for array in (places, which))
     return next(found), padding if plain else 0, next(found)

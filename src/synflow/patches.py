@@ -8,22 +8,21 @@ are the same are taken together, on the way back and in the factors of the weigh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .flow import READING
-from .gathering import COLUMNS, add_back, back, pick, through
+from .gathering import add_back, pick
 from .sensitivity import Use
+from .thin_products import back, through
+from .windows import places as places_seen
+from .windows import sizes
 
 # Gradients are looked at for lines that are the same where that saves a product with at least so many weights.
 LARGE = 1 << 16
-# Products with fewer columns are faster in an order of their own.
-NARROW = 12
 # Beyond this share of the positions, those that differ are too many to be worth it.
 WORTH = 0.8
 
@@ -34,12 +33,12 @@ class Patches(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Any, how: Any) -> Tensor:
         """Multiply the weights with the patches; `how` is stride, padding, dilation, groups."""
-        places = _places(tuple(x.shape[2:]), tuple(weight.shape[2:]), *map(tuple, how[:3])).to(x.device)
+        places = places_seen(tuple(x.shape[2:]), tuple(weight.shape[2:]), *map(tuple, how[:3])).to(x.device)
         cut = pick(x.flatten(2), places).view(len(x), weight.shape[1:].numel(), -1)
         seen = cut[0] if len(x) == 1 else cut.transpose(0, 1).flatten(1)
         ctx.save_for_backward(seen, weight, places)
         ctx.sensitivity, ctx.size = sensitivity, x.shape
-        sent = _through(weight.to(x.dtype).flatten(1), seen, sensitivity.bounded)
+        sent = through(weight.to(x.dtype).flatten(1), seen, sensitivity.bounded)
         shape = (len(x), len(weight), *sizes(x.shape, weight.shape, how))
         return sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
 
@@ -59,7 +58,7 @@ class Patches(torch.autograd.Function):
         left = gradient.reshape(len(weight), -1) if single else gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
         if ctx.needs_input_grad[0]:
-            parts = _back(weight.to(left.dtype).flatten(1), left, ctx.sensitivity.bounded)
+            parts = back(weight.to(left.dtype).flatten(1), left, ctx.sensitivity.bounded)
             parts = parts if kinds is None else parts @ kinds
             if not single:
                 parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
@@ -69,46 +68,6 @@ class Patches(torch.autograd.Function):
         else:
             ctx.sensitivity.add_dense((left @ right.t()).view(weight.shape))
         return into, None, None, None
-
-
-@cache
-def _places(
-    size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:  # fmt: skip
-    """Which pixel each weight of a kernel sees at each position, kernel first; the one after the last is a zero.
-
-    >>> _places((1, 3), (1, 2), (1, 1), (0, 1), (1, 1))
-    tensor([3, 0, 1, 2, 0, 1, 2, 3], dtype=torch.int32)
-    """
-    lines = []
-    for length, width, step, pad, apart in zip(size, kernel, stride, padding, dilation, strict=True):
-        count = (length + 2 * pad - apart * (width - 1) - 1) // step + 1
-        places = np.arange(width)[:, None] * apart + np.arange(count) * step - pad
-        lines.append(np.where((places >= 0) & (places < length), places, -1))
-    down, across = lines[0][:, None, :, None], lines[1][None, :, None, :]
-    places = np.where((down < 0) | (across < 0), size[0] * size[1], down * size[1] + across)
-    return torch.from_numpy(places.reshape(-1).astype(np.int32))
-
-
-def _through(weight: Tensor, seen: Tensor, compiled: bool) -> Tensor:
-    """`weight seen`; very few columns are read along with the weights if they lie as those do."""
-    if compiled and seen.shape[1] in COLUMNS:
-        return through(weight, seen)
-    return weight @ (seen.t().contiguous().t() if seen.shape[1] < NARROW else seen)
-
-
-def _back(weight: Tensor, sent: Tensor, compiled: bool) -> Tensor:
-    """`weight^T sent`; with few positions in an order that reads a large weight once, on two threads."""
-    rows, columns = weight.shape
-    if compiled and sent.shape[1] in COLUMNS:
-        return back(weight, sent)
-    if sent.shape[1] > NARROW:
-        return weight.t() @ sent
-    if columns % 2 or weight.numel() < 1 << 18:
-        return (sent.t() @ weight).t()
-    halves = torch.bmm(sent.t().expand(2, -1, rows), weight.view(rows, 2, columns // 2).transpose(0, 1))
-    return halves.transpose(1, 2).reshape(columns, -1)
 
 
 def _lines(gradient: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -155,11 +114,3 @@ def _kinds_of_positions(lines: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     wide = int(columns[-1]) + 1
     which = (rows[:, None] * wide + columns).flatten()
     return F.one_hot(which, (int(rows[-1]) + 1) * wide).t().to(dtype)
-
-
-def sizes(x: Sequence[int], weight: Sequence[int], how: Any) -> list[int]:
-    """The number of positions of a convolution in each dimension."""
-    return [
-        (size + 2 * pad - step * (width - 1) - 1) // jump + 1
-        for size, width, jump, pad, step in zip(x[2:], weight[2:], *how[:3], strict=True)
-    ]

@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flow import READING
-from .gathering import DIRECT
 from .measurement import Measurement
 from .memory import collecting_later
+from .operations import DIRECT
 from .replay import Call, Parts, Replay
 
 log = logging.getLogger("synflow")

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from .gathering import pick
+from .windows import places
 
 Factors = tuple[Tensor, Tensor]
 
@@ -127,5 +129,5 @@ def patches(
     x: Tensor, kernel: torch.Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
     """What the kernel sees at each position: one row per position, one column per weight of a unit."""
-    unfolded = F.unfold(x, tuple(kernel), tuple(dilation), tuple(padding), tuple(stride))
-    return unfolded.transpose(1, 2).flatten(0, 1)
+    seen = places(tuple(x.shape[2:]), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)).to(x.device)
+    return pick(x.flatten(2), seen).view(len(x), x.shape[1] * kernel.numel(), -1).transpose(1, 2).flatten(0, 1)

@@ -19,6 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import windows
+
 __all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording", "tensors_in"]
 
 _NUMBER = "_synflow_number"
@@ -196,9 +198,10 @@ def _zeros(
     sizes = []
     for dim, length in enumerate(x.shape[2:]):
         step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
-        extent = apart * (weight.shape[2 + dim] - 1) + 1
-        size = (length - 1) * step - 2 * pad + extent + more if transposed else (length + 2 * pad - extent) // step + 1
-        sizes.append(size)
+        width = weight.shape[2 + dim]
+        # The other way round it is the image from which as many windows would be cut, and some more.
+        whole = (length - 1) * step - 2 * pad + apart * (width - 1) + 1 + more
+        sizes.append(whole if transposed else windows.count(length, width, step, pad, apart))
     return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
 
 
