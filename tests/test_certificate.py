@@ -202,3 +202,9 @@ def test_a_certificate_of_masks_from_elsewhere(seed):
     product = masks["2.weight"].double() @ masks["0.weight"].double()
     assert certificate.connected == bool(product.any())
     assert certificate.kept == kept(masks)
+
+
+def test_masks_and_example_in_the_wrong_order():
+    model = nn.Linear(3, 2)
+    with pytest.raises(synflow.SynflowError, match=r"got tuple; the order is certify\(model, masks, example\)"):
+        synflow.certify(model, (torch.ones(1, 3),), {"weight": torch.ones(2, 3, dtype=torch.bool)})

@@ -128,6 +128,11 @@ def certify(
     >>> certificate.connected, certificate.kept, certificate.max_compression
     (True, 30, 150.0)
     """
+    if not isinstance(masks, Mapping):
+        raise SynflowError(
+            f"masks must map names of parameters to tensors, got {type(masks).__name__}; "
+            "the order is certify(model, masks, example)"
+        )
     names = {name for name, _ in model.named_parameters()}
     unknown = sorted(set(masks) - names)
     if unknown:
