@@ -58,9 +58,9 @@ test-slow: .venv/dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
 fuzz: .venv/dev
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/test_laws.py
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(BIN)/python -m pytest -n $(WORKERS) tests/test_compaction_laws.py \
-		tests/test_compaction_cutting.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_laws.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(BIN)/python -m pytest -n $(WORKERS) tests/compaction/test_compaction_laws.py \
+		tests/compaction/test_compaction_cutting.py
 
 zoo: .venv/dev
 	$(BIN)/python tools/zoo.py --out docs/zoo.md

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from synflow import attached, bake, bench, compact, for_inference, load_masks, prune, save_masks
-from synflow.experiments.models import build
+from synflow.models.built_in import build
 
 ROWS = [f"{model}:{compression}" for model in ("vgg16_bn", "resnet18") for compression in (10, 100, 1000)]
 # What is to be reached on VGG-16: (task, batch, variant, compression) -> times faster than the dense network as it is.

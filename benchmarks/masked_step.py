@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from synflow import attach, attached
-from synflow.experiments.models import build
-from synflow.experiments.torchvision_cure import cure_torchvision
+from synflow.models.built_in import build
+from synflow.models.torchvision_cure import cure_torchvision
 
 
 class Case(NamedTuple):

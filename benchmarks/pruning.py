@@ -26,12 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import synflow
-from synflow import flow_pruning, survivors
-from synflow.allocation import keep_best
+from synflow.engine import fast as survivors
 from synflow.experiments import models
-from synflow.memory import give_back
-from synflow.plans import Plan, make_plan
-from synflow.schedules import exponential
+from synflow.pruning import flow_steps as flow_pruning
+from synflow.pruning.schedules import exponential
+from synflow.pruning.settings import Plan, make_plan
+from synflow.support.memory import give_back
+from synflow.support.ranking import keep_best
 
 STEPS = 100
 

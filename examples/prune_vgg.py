@@ -13,7 +13,7 @@ import time
 import torch
 
 import synflow
-from synflow.experiments.models import MODELS, build
+from synflow.models.built_in import MODELS, build
 
 BAR = 20
 EIGHTHS = " ▏▎▍▌▋▊▉█"

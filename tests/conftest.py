@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from synflow.experiments.torchvision_cure import cure_torchvision
+from synflow.models.torchvision_cure import cure_torchvision
 
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from synflow.experiments.models import build
-from synflow.experiments.torchvision_cure import cure_torchvision
+from synflow.models.built_in import build
+from synflow.models.torchvision_cure import cure_torchvision
 
 Entry = Callable[[], tuple[nn.Module, Any]]
 

@@ -1,24 +1,30 @@
 """Prune neural networks before training, without data, with a proof that no layer collapses."""
 
-from . import rules
+import sys
+
+from . import benchmarking, certificates, rules
 from ._version import __version__
-from .allocation import SCOPES
-from .benchmarking import bench
-from .certificate import Certificate, certify
+from .benchmarking.run import bench
+from .certificates.certificate import Certificate, certify
+from .certificates.theory import conservation, critical_compression, max_compression
 from .compaction import Compaction, compact, expand, load_compact, save_compact
 from .errors import MissingExtraError, SynflowError
-from .gradients import saliency
-from .inference import for_inference
-from .linearization import NoRuleError, register_rule
-from .mask_files import load_masks, save_masks
-from .masks import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
-from .onnx_export import export_onnx
-from .pruning import Masks, Step, iterate, prune, score
+from .flow.dispatch import NoRuleError, register_rule
+from .inference.folded_norms import for_inference
+from .inference.onnx import export_onnx
+from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
+from .masks.files import load_masks, save_masks
+from .network.selection import prunable
+from .pruning.gradients import saliency
+from .pruning.loop import Masks, Step, iterate, prune, score
+from .pruning.schedules import SCHEDULES
+from .pruning.scopes import SCOPES
+from .pruning.scores import SCORES
 from .reporting import Report, report
-from .schedules import SCHEDULES
-from .scores import SCORES
-from .selection import prunable
-from .theory import conservation, critical_compression, max_compression
+
+# Two module paths that were documented before the packages had their present names.
+sys.modules[f"{__name__}.theory"] = certificates
+sys.modules[f"{__name__}.benchmark_results"] = benchmarking
 
 __all__ = [
     "SCHEDULES",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "need"]
+__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "need", "similar"]
 
 
 class SynflowError(ValueError):
@@ -59,3 +61,13 @@ def choose(kind: str, name: object, table: dict[str, Any]) -> Any:
     if isinstance(name, str) and name in table:
         return table[name]
     raise SynflowError(f"no {kind} {name!r}; choose from {', '.join(sorted(table))}, or pass a callable")
+
+
+def similar(name: str, names: Iterable[str]) -> str:
+    """A question with the names that are spelt most like this one, if any are.
+
+    >>> similar("vgg61", ["vgg16", "resnet20"]), similar("x", ["vgg16"])
+    (' (did you mean vgg16?)', '')
+    """
+    found = difflib.get_close_matches(name, list(names), n=3)
+    return f" (did you mean {' or '.join(found)}?)" if found else ""

@@ -20,10 +20,10 @@ from .._version import __version__
 from ..errors import SynflowError
 from .demo import demo
 from .doctor import doctor
+from .inspect_commands import certify, compare, inspect
 from .lists import data, models, schedules, scores
 from .prune import prune
-from .reading import certify, compare, inspect
-from .shipping import bench, compact, export
+from .ship_commands import bench, compact, export
 
 __all__ = ["app", "run"]
 

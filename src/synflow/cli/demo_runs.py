@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..certificate import certify
+from ..certificates.certificate import certify
 from ..compaction import compact
 from ..experiments.data import Dataset, load, scoring_batches
 from ..experiments.recipes import Recipe
 from ..experiments.training import evaluate, train
-from ..masks import attach
-from ..pruning import Masks, prune
+from ..masks.attach import attach
+from ..pruning.loop import Masks, prune
 
 __all__ = ["METHODS", "Outcome", "Setting", "Variant", "compare_variants", "outcomes", "prepare"]
 

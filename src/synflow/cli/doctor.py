@@ -14,11 +14,11 @@ import typer
 from torch import Tensor, nn
 
 from .._version import __version__
-from ..certificate import certify
+from ..certificates.certificate import certify
+from ..certificates.theory import conservation
 from ..compaction import compact
 from ..compaction.record import compaction_of
-from ..pruning import prune
-from ..theory import conservation
+from ..pruning.loop import prune
 from . import options
 from .output import print_json, say, table
 

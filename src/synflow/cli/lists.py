@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
-from ..experiments.models import MODELS
-from ..schedules import SCHEDULES
-from ..scores import DEFAULT_STEPS, SCORES
+from ..models.built_in import MODELS
+from ..models.sources import names_in
+from ..pruning.schedules import SCHEDULES
+from ..pruning.scores import DEFAULT_STEPS, SCORES
 from . import options
 from .batches import FREE
 from .output import print_json, say, table
-from .sources import names_in
 
 FAMILIES = (
     ("fc", "fully connected, 6 layers of 100 units"),

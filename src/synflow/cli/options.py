@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import SynflowError
-from ..experiments.models import MODELS
+from ..errors import SynflowError, similar
+from ..models.built_in import MODELS
 
 __all__ = [
     "Classes", "Device", "Folder", "Force", "Inputs", "Json", "Model", "ModelOfRun", "Seed", "Threads",
-    "Weights", "among", "check_known", "close",
+    "Weights", "among", "check_known",
 ]  # fmt: skip
 
 MODEL, MACHINE = "Model", "Machine"
@@ -35,17 +34,7 @@ def check_known(kind: str, name: str, names: Iterable[str]) -> None:
     """
     every = sorted(names)
     if name not in every:
-        raise SynflowError(f"no {kind} {name!r}{close(name, every)}; choose from {', '.join(every)}")
-
-
-def close(name: str, names: Iterable[str]) -> str:
-    """A question with the names that are spelt most like this one, if any are.
-
-    >>> close("vgg61", ["vgg16", "resnet20"]), close("x", ["vgg16"])
-    (' (did you mean vgg16?)', '')
-    """
-    found = difflib.get_close_matches(name, list(names), n=3)
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
+        raise SynflowError(f"no {kind} {name!r}{similar(name, every)}; choose from {', '.join(every)}")
 
 
 Model = Annotated[

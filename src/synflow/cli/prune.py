@@ -11,20 +11,20 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..allocation import SCOPES
-from ..certificate import certify
+from ..certificates.certificate import certify
 from ..experiments.data import DATASETS
-from ..pruning import Masks
-from ..pruning import prune as prune_model
+from ..models.sources import Source, load_model
+from ..pruning.loop import Masks
+from ..pruning.loop import prune as prune_model
+from ..pruning.schedules import SCHEDULES
+from ..pruning.scopes import SCOPES
+from ..pruning.scores import SCORES
 from ..reporting.facts import gather
-from ..schedules import SCHEDULES
-from ..scores import SCORES
 from . import options
 from .batches import scoring_data
 from .output import layer_table, percent, print_json, progress, say, say_wrapped, times, watched
 from .runs import check_free, next_command, write_run
 from .search import Found, find_flops, find_speedup, walk
-from .sources import Source, load_model
 from .stopping import Milestones, told_how_far
 from .targets import Target, simple_density
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SynflowError
-from ..files import write_bytes
-from ..mask_files import load_masks, save_masks
-from ..pruning import Masks
-from ..records import StepRecord
+from ..masks.files import load_masks, save_masks
+from ..masks.results import StepRecord
+from ..models.sources import Source, is_file, load_model
+from ..models.weights import save_weights
+from ..pruning.loop import Masks
 from ..reporting.facts import Facts, facts_from
 from ..reporting.page import page
-from .sources import Source, is_file, load_model
-from .weights import save_weights
+from ..support.atomic_files import write_bytes
 
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 

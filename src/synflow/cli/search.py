@@ -16,16 +16,16 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..benchmark_results import Benchmark
+from ..benchmarking.results import Benchmark
+from ..certificates.theory import max_compression
 from ..compaction import compact
 from ..errors import choose
-from ..masks import bake
-from ..network import arguments
-from ..pruning import Masks
-from ..pruning import prune as prune_model
-from ..schedules import SCHEDULES, exponential
-from ..scores import DEFAULT_STEPS, SCORES
-from ..theory import max_compression
+from ..masks.attach import bake
+from ..network.private_copy import arguments
+from ..pruning.loop import Masks
+from ..pruning.loop import prune as prune_model
+from ..pruning.schedules import SCHEDULES, exponential
+from ..pruning.scores import DEFAULT_STEPS, SCORES
 from .speed import Speed
 
 __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]

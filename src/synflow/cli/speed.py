@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ..benchmark_results import Benchmark
-from ..benchmarking import SHORTEST, bench, clocked, enlarged, inference_run, training_run
-from ..pruning import Masks
+from ..benchmarking.results import Benchmark
+from ..benchmarking.run import SHORTEST, bench, clocked, enlarged, inference_run, training_run
+from ..pruning.loop import Masks
 
 __all__ = ["Speed"]
 

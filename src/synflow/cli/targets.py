@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import SynflowError
-from ..selection import prunable
+from ..network.selection import prunable
 
 __all__ = ["Target", "simple_density"]
 

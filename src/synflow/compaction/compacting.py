@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from ..masks import attach, bake, check_masks
+from ..masks.attach import attach, bake, check_masks
 from .surgery import cut, shrink
 from .trial import Trial
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import coupling_moves as moves
-from .contractions import CONTRACTIONS, contraction
-from .coupling import Coupling, UnfollowedError, beside, levelled
-from .coupling_products import convolution, matrix_product
-from .liveness import batch_norm_parts, reduced
-from .operations import (
+from .aten_names import (
     ALONG,
     BATCH_NORMS,
     ELEMENTWISE,
@@ -27,6 +23,10 @@ from .operations import (
     REDUCTIONS,
     VIEWS,
 )
+from .contractions import CONTRACTIONS, contraction
+from .coupling import Coupling, UnfollowedError, beside, levelled
+from .coupling_products import convolution, matrix_product
+from .liveness import batch_norm_parts, reduced
 from .tape import Step, Tape
 from .units import Axes
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..network import arguments, private_copy
+from ..network.private_copy import arguments, private_copy
+from .aten_names import VIEWS
 from .attention import open_attentions
 from .coupling import Coupling
 from .coupling_rules import couple
-from .operations import VIEWS
 from .plan import POLICIES, kept_indices, remembered_sizes
 from .proof import alive_as_it_is
 from .removal import choose_units

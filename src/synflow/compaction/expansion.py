@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import SynflowError
-from ..masks import bake
+from ..masks.attach import bake
 from .record import compaction_of
 from .surgery import paste, tensors
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..errors import SynflowError
-from ..mask_files import load_masks, save_masks
-from ..masks import attach, bake
+from ..masks.attach import attach, bake
+from ..masks.files import load_masks, save_masks
 from .record import Compaction, Stayed, compaction_of
 from .surgery import shrink, tensors
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .aten_names import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
 from .contractions import Contraction, contraction, product
 from .movement import move, move_back, reduce_to
-from .operations import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
 from .tape import Ref, Step, Tape
 
 __all__ = ["State", "batch_norm_parts", "channels", "look", "reduced"]

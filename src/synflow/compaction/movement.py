@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .operations import KEEPING, LOOKUPS, PARTS, PERMUTATIONS, VIEWS
+from .aten_names import KEEPING, LOOKUPS, PARTS, PERMUTATIONS, VIEWS
 from .tape import Ref, Step, Tape
 from .units import common_shape
 

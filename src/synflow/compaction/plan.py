@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator
 
 from torch import Tensor, nn
 
+from .aten_names import FACTORIES, PARTS, VIEWS
 from .coupling import Coupling
-from .operations import FACTORIES, PARTS, VIEWS
 from .record import Stayed
 from .surgery import Indices
 from .tape import Step, Tape

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .aten_names import BATCH_NORMS
 from .liveness import channels, look
-from .operations import BATCH_NORMS
 from .tape import Tape
 
 __all__ = ["alive_as_it_is", "alive_in_training"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..network import arguments
+from ..network.private_copy import arguments
 from .surgery import Indices, cut, tensors
 from .tape import tensors_in
 

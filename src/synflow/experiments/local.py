@@ -14,8 +14,8 @@ from typing import Any
 from synflow.errors import SynflowError
 
 from .configs import Config, from_dict, identity, to_dict
-from .files import read_json, write_json
 from .runs import BusyError, Context, execute, folder_of, is_done
+from .sealed_json import read_json, write_json
 from .sweeps import Outcome, Place, Tell, gather, summary
 
 __all__ = ["run_local", "work"]

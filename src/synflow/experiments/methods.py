@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import synflow
 from synflow.errors import SynflowError
 
+from ..models.built_in import build
 from .configs import METHODS_WITH_DATA, Config
 from .data import SHAPES, Dataset, load, scoring_batches
-from .models import build
 from .training import operations
 
 __all__ = [
@@ -63,7 +63,7 @@ def network_of(name: str, dataset: str, width: float = 1.0) -> nn.Module:
     """A network by name for a data set: a built-in one, `timm:NAME`, `transformers:NAME` or `file.py:function`."""
     classes, shape = SHAPES[dataset]
     if ":" in name:
-        from synflow.cli.sources import load_model
+        from synflow.models.sources import load_model
 
         if width != 1.0:
             raise SynflowError(f"{name} has one width; width={width:g} is for the built-in networks")

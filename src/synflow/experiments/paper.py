@@ -12,9 +12,9 @@ from synflow.errors import SynflowError, choose
 
 from .configs import Config, configured
 from .figures import EXPERIMENTS, SCALES, Drawing
-from .files import write_bytes
 from .results import to_markdown
 from .runs import Context, folder_of, read_result
+from .sealed_json import write_bytes
 from .sweeps import Outcome, Place, run_sweep, unique
 
 __all__ = ["configs_of", "draw", "reproduce", "stored"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from synflow.errors import SynflowError, need
 
-from .files import write_bytes
 from .runs import read_result
+from .sealed_json import write_bytes
 
 __all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
 

@@ -24,7 +24,7 @@ from synflow import __version__
 from synflow.errors import SynflowError
 
 from .configs import Config, canonical, from_dict, identity, to_dict
-from .files import append_line, read_json, read_lines, write_bytes, write_json
+from .sealed_json import append_line, read_json, read_lines, write_bytes, write_json
 
 __all__ = ["BusyError", "Context", "Run", "execute", "folder_of", "is_done", "read_result"]
 

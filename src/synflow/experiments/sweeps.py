@@ -13,8 +13,8 @@ from typing import Any
 from synflow.errors import SynflowError, need
 
 from .configs import Config, canonical, configured, identity
-from .files import read_json
 from .runs import BusyError, Context, execute, folder_of, is_done
+from .sealed_json import read_json
 
 __all__ = ["Outcome", "Place", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
 

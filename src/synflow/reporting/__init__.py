@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..benchmark_results import Benchmark
+from ..benchmarking.results import Benchmark
 from ..errors import SynflowError
-from ..files import write_bytes
+from ..support.atomic_files import write_bytes
 from .facts import Facts, gather
 from .page import comparison_page, page
 

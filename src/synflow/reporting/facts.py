@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .._version import __version__
-from ..benchmark_results import Benchmark
-from ..certificate import Certificate, certify
+from ..benchmarking.results import Benchmark
+from ..certificates.certificate import Certificate, certify
+from ..certificates.theory import Conservation, conservation_of
 from ..compaction.record import Compaction
-from ..connectivity import reach
 from ..errors import SynflowError
-from ..network import open_network
-from ..plans import checked_masks
-from ..theory import Conservation, conservation_of
+from ..flow.paths import reach
+from ..network.private_copy import open_network
+from ..pruning.settings import checked_masks
 
 __all__ = ["Facts", "LayerFacts", "facts_from", "gather"]
 

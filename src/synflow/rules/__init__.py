@@ -1,10 +1,5 @@
-"""The rows of the table of stand-ins, by family; `identity`, `homogeneous` and `product` serve user rules as well."""
+"""The built-in rules `identity`, `homogeneous` and `product`, for rules of one's own (`synflow.register_rule`)."""
 
-from ..linearization import RULES
-from . import arithmetic, attention, fourier, norms, recurrent, shapes
-from .basic import homogeneous, identity, product
+from ..flow.rules import homogeneous, identity, product
 
 __all__ = ["homogeneous", "identity", "product"]
-
-for family in (shapes, arithmetic, norms, attention, recurrent, fourier):
-    RULES.update(family.TABLE)

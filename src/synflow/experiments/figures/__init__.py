@@ -22,7 +22,7 @@ from . import (
     margins,
     sceptic,
     timing,
-)  # fmt: skip
+)
 from .accuracy import Results
 from .drawing import Drawing
 

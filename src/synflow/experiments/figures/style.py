@@ -11,7 +11,7 @@ from typing import Any
 
 from synflow.errors import need
 
-from ..files import write_bytes
+from ..sealed_json import write_bytes
 
 __all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "log_log", "save"]
 

@@ -13,9 +13,9 @@ from torch import nn
 import synflow
 from synflow.errors import SynflowError
 
-from ..files import read_json, write_json
 from ..methods import data_of, example_of, make_masks, make_model, trainable
 from ..runs import Run
+from ..sealed_json import read_json, write_json
 from ..training import train_epochs
 
 __all__ = ["train", "train_from_checkpoint"]

@@ -1,0 +1,297 @@
+"""Dense, masked and compact side by side: time, memory, operations and size, measured in turns so that noise hits all.
+
+Training steps run with the masks attached, inference with the masks baked in, as one would use them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
+
+from ..compaction import compact
+from ..compaction.surgery import tensors
+from ..compaction.tape import tensors_in
+from ..errors import SynflowError, need
+from ..inference.folded_norms import for_inference
+from ..inference.onnx import export_onnx, feeds, onnx_session
+from ..masks.attach import attach, bake
+from ..network.private_copy import arguments, move
+from ..support import memory_format
+from ..support.memory import peak_memory
+from ..support.memory_format import images_channels_last
+from .results import Benchmark, Size, Timing
+
+__all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
+
+Run = Callable[[], object]
+# Task, batch size, and how to get it ready: copies of models and sessions live only while they are measured.
+Plan = tuple[str, int, Callable[[], dict[str, Run]]]
+SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
+
+
+def bench(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    *,
+    train_batches: Sequence[int] = (128,),
+    inference_batches: Sequence[int] = (1, 64),
+    repeats: int = 15,
+    warmup: int = 2,
+    loss: Callable[[Any], Tensor] | None = None,
+    channels_last: bool = False,
+    threads: int | None = None,
+    compile: bool = False,
+    folded: bool = False,
+    forms: bool = False,
+    onnx: bool = False,
+    openvino: bool = False,
+    small: nn.Module | None = None,
+    progress: bool = True,
+) -> Benchmark:
+    """Measure a model dense, masked and compact, in training steps and inference, at several batch sizes.
+
+    Each measurement is repeated, the variants taking turns, and given as median and quartiles. Batches are made of the
+    example, whose tensors must all have the batch as first dimension. `loss` maps the model's outputs to a number
+    (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch, onnxruntime and OpenVINO.
+    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` that from exported files. `forms`
+    lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
+    form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
+    """
+    if repeats < 1:
+        raise SynflowError(f"repeats must be at least 1, got {repeats}")
+    if openvino:
+        need("openvino", extra="openvino")  # before anything is measured
+    with _threads(threads):
+        variants = _variants(model, masks, example, small, channels_last)
+        device = next(model.parameters()).device
+        inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
+        with tempfile.TemporaryDirectory() as folder:
+            files = {}
+            if onnx or openvino:
+                files = {name: export_onnx(m, example, Path(folder, f"{name}.onnx")) for name, m in variants.items()}
+            plans: list[Plan] = []
+            for size in train_batches:
+                plans.append(
+                    ("training step", size, partial(_each, training_run, variants, inputs[size], loss, compile))
+                )
+            for size in inference_batches:
+                plans.append(("inference", size, partial(_each, inference_run, variants, inputs[size], compile)))
+            if folded:
+                ready = {name: for_inference(m, example) for name, m in variants.items()}
+                plans += [
+                    ("folded", size, partial(_each, inference_run, ready, inputs[size], compile))
+                    for size in inference_batches
+                ]
+            if forms:
+                plans += [("forms", size, partial(_forms, variants, inputs[size])) for size in inference_batches]
+            for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
+                if onnx if task == "onnxruntime" else openvino:
+                    plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
+            timings = list(_measure(plans, repeats, warmup, progress))
+            peaks = _peaks(plans, device)
+            sizes = {name: _size(name, m, example, files.get(name)) for name, m in variants.items()}
+        settings = {
+            "threads": torch.get_num_threads(), "device": str(device), "channels_last": channels_last,
+            "compile": compile, "repeats": repeats, "torch": str(torch.__version__),
+        }  # fmt: skip
+    return Benchmark(tuple(timings), tuple(sizes.values()), peaks, settings)
+
+
+def _variants(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, small: nn.Module | None, channels_last: bool
+) -> dict[str, nn.Module]:
+    dense = copy.deepcopy(model)
+    bake(dense)
+    masked = attach(copy.deepcopy(dense), masks)
+    tiny = compact(dense, example, masks) if small is None else copy.deepcopy(small)
+    variants: dict[str, nn.Module] = {"dense": dense, "masked": masked, "compact": tiny}
+    if channels_last:
+        for variant in variants.values():
+            memory_format.channels_last(variant)
+    return variants
+
+
+def enlarged(example: Any, size: int, channels_last: bool) -> Any:
+    """The example repeated or cut to a batch of this size."""
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return leaf
+        times = -(-size // leaf.shape[0])
+        batch = leaf.repeat(times, *[1] * (leaf.dim() - 1))[:size]
+        return images_channels_last(batch) if channels_last else batch
+
+    return pytree.tree_map(fill, example)
+
+
+def _mean_square(outputs: Any) -> Tensor:
+    terms = [t.float().square().mean() for t in tensors_in(outputs) if t.is_floating_point()]
+    return torch.stack(terms).sum()
+
+
+def training_run(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
+    """A training step of a copy: forward, backward, SGD with momentum."""
+    twin = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
+    args, kwargs = arguments(inputs)
+    forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (loss or _mean_square)(forward(*args, **kwargs)).backward()
+        optimizer.step()
+
+    return step
+
+
+def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
+    """A call of a copy in eval mode, its masks baked in."""
+    twin = copy.deepcopy(model)
+    bake(twin)
+    twin.eval()
+    return _calls(torch.compile(twin) if compiled else twin, inputs)
+
+
+def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
+    """Inference of the dense and the compact network in all forms that torch has for it, inputs laid out alike."""
+    laid_out = images_channels_last(inputs)
+    runs: dict[str, Run] = {}
+    for name in ("dense", "compact"):
+        plain = variants[name]
+        runs[name] = inference_run(plain, inputs, False)
+        last = memory_format.channels_last(copy.deepcopy(plain))
+        runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
+        runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
+        runs[f"{name}, frozen"] = _calls(for_inference(plain, inputs, freeze=True), laid_out)
+    return runs
+
+
+def _calls(forward: Callable[..., Any], inputs: Any) -> Run:
+    args, kwargs = arguments(inputs)
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def _runtime(path: Path, inputs: Any) -> Run:
+    session = onnx_session(path, torch.get_num_threads())
+    given = feeds(session, inputs)
+    return lambda: session.run(None, given)
+
+
+def _openvino(path: Path, inputs: Any) -> Run:
+    library = need("openvino", extra="openvino")
+    # Single precision, as everywhere else here: on some processors OpenVINO would take half of it.
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    options["INFERENCE_PRECISION_HINT"] = "f32"
+    compiled = library.Core().compile_model(path, "CPU", options)
+    flat = [t for t in pytree.tree_leaves(arguments(inputs)) if isinstance(t, Tensor)]
+    given = {i: t.detach().cpu().contiguous().numpy() for i, t in enumerate(flat)}
+    return lambda: [*compiled(given).values()]
+
+
+def _each(make: Callable[..., Run], variants: Mapping[str, Any], *args: Any) -> dict[str, Run]:
+    return {name: make(variant, *args) for name, variant in variants.items()}
+
+
+def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> Iterator[Timing]:
+    with tqdm(total=repeats * len(plans), desc="bench", disable=not progress, leave=False) as bar:
+        for task, size, get_ready in plans:
+            bar.set_postfix_str(f"{task}, batch {size}")
+            runs = get_ready()
+            loops = {}
+            for name, run in runs.items():
+                for _ in range(warmup):
+                    run()
+                loops[name] = max(1, round(SHORTEST / max(clocked(run, 1), 1e-9)))
+            seconds: dict[str, list[float]] = {name: [] for name in runs}
+            for _ in range(repeats):
+                for name, run in runs.items():
+                    seconds[name].append(clocked(run, loops[name]))
+                bar.update()
+            dense = statistics.median(seconds["dense"])
+            for name, values in seconds.items():
+                low, middle, high = _quartiles(values)
+                yield Timing(task, size, name, middle, low, high, dense / middle)
+
+
+def clocked(run: Run, loops: int) -> float:
+    """Seconds of one call, over several."""
+    _wait()
+    start = time.perf_counter()
+    for _ in range(loops):
+        run()
+    _wait()
+    return (time.perf_counter() - start) / loops
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]:
+    """Bytes allocated at most, on top of the weights, at the largest batch of each task that torch runs."""
+    peaks: dict[str, dict[str, int]] = {}
+    for task in ("training step", "inference"):
+        largest = max((plan for plan in plans if plan[0] == task), key=lambda plan: plan[1], default=None)
+        if largest is not None:
+            peaks[task] = {}
+            for name, run in largest[2]().items():
+                run()  # an optimizer's first step makes its state
+                peaks[task][name] = peak_memory(run, device)
+    return peaks
+
+
+def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
+    plain = copy.deepcopy(model)
+    bake(plain)
+    plain.eval()
+    args, kwargs = arguments(move(enlarged(example, 1, False), next(plain.parameters()).device))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        plain(*args, **kwargs)
+    weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}
+    return Size(
+        name,
+        parameters=sum(p.numel() for p in plain.parameters()),
+        nonzero=sum(int(p.count_nonzero()) for p in plain.parameters()),
+        flops=counter.get_total_flops(),
+        file_bytes=len(save(weights)),
+        onnx_bytes=None if file is None else file.stat().st_size,
+    )
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,206 @@
+"""The certificate: what was kept, that a path survives, and how well the flow is conserved, all measured anew."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import SynflowError
+from ..flow.measure import measure
+from ..flow.paths import reach
+from ..masks.results import StepRecord
+from ..network.private_copy import open_network
+from ..pruning.settings import checked_masks
+from ..support.chunked import count
+from .theory import conservation_of, max_compression_of
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer of a certificate: how many weights it has, how many are kept, how many of these lie on a path."""
+
+    name: str
+    shape: tuple[int, ...]
+    total: int
+    kept: int
+    on_path: int
+
+    @property
+    def density(self) -> float:
+        """The share of weights kept."""
+        return self.kept / self.total
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of a pruned network; `str` of it is readable, `as_dict` is for machines.
+
+    `connected`: an input still reaches an output. `empty_layers` have no weight left, which a skip connection may
+    survive. `idle` weights are kept but lie on no path, so `effective_compression` counts only the others.
+    `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off:
+    at units, and at the layers that are `cuts`. `steps` tell for each step the flow pruned over the flow; below one,
+    Theorem 3's condition held.
+    """
+
+    total: int
+    kept: int
+    connected: bool
+    empty_layers: tuple[str, ...]
+    idle: int
+    flow_log2_before: float
+    flow_log2: float
+    unit_residual: float | None
+    layer_residual: float | None
+    cuts: tuple[str, ...]
+    max_compression: float
+    layers: tuple[LayerRow, ...]
+    steps: tuple[StepRecord, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def compression(self) -> float:
+        """N over the number of weights kept."""
+        return self.total / self.kept if self.kept else math.inf
+
+    @property
+    def effective_compression(self) -> float:
+        """N over the number of weights that lie on a path."""
+        return self.total / (self.kept - self.idle) if self.kept > self.idle else math.inf
+
+    @property
+    def theorem_held(self) -> bool | None:
+        """Whether at every step less flow was pruned than there was; None when the steps are not known."""
+        known = [step.held for step in self.steps if step.held is not None]
+        return all(known) if known else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists."""
+        derived = {
+            "compression": self.compression,
+            "effective_compression": self.effective_compression,
+            "theorem_held": self.theorem_held,
+        }
+        return {**derived, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [
+            (
+                "weights",
+                f"{self.kept:,} of {self.total:,} kept ({self.compression:.6g}x, max {_times(self.max_compression)})",
+            ),
+            (
+                "connected",
+                "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
+            ),
+            ("empty layers", _names(self.empty_layers)),
+            ("on no path", f"{self.idle:,} kept weights (effective compression {_times(self.effective_compression)})"),
+            ("flow", f"{_power(self.flow_log2_before)} before, {_power(self.flow_log2)} after"),
+            ("conservation", _residuals(self)),
+            ("steps", _steps(self)),
+        ]
+        lines += [("note", note) for note in self.notes[:3]]
+        if len(self.notes) > 3:
+            lines.append(("note", f"and {len(self.notes) - 3} more of this kind"))
+        indent = " " * 16
+        wrapped = (textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent=indent) for _, text in lines)
+        texts = ("\n".join(parts)[len(indent) :] for parts in wrapped)
+        return "\n".join(
+            ["certificate", *(f"  {label:<13} {text}" for (label, _), text in zip(lines, texts, strict=True))]
+        )
+
+
+def certify(
+    model: nn.Module, masks: Mapping[str, Tensor], example: Any, *, steps: Iterable[StepRecord] | None = None
+) -> Certificate:
+    """Measure a pruned network anew, from nothing but the model and the masks.
+
+    Masks that come from `prune` bring the record of their steps; others may be given with `steps`.
+
+    >>> import torch, synflow
+    >>> model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+    >>> masks = synflow.prune(model, torch.ones(1, 10), compression=10)
+    >>> certificate = certify(model, masks, torch.ones(1, 10))
+    >>> certificate.connected, certificate.kept, certificate.max_compression
+    (True, 30, 150.0)
+    """
+    if not isinstance(masks, Mapping):
+        raise SynflowError(
+            f"masks must map names of parameters to tensors, got {type(masks).__name__}; "
+            "the order is certify(model, masks, example)"
+        )
+    names = {name for name, _ in model.named_parameters()}
+    unknown = sorted(set(masks) - names)
+    if unknown:
+        raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
+    network = open_network(model, example, select=lambda name, _: name in masks)
+    full = checked_masks(masks, network)
+    reached = reach(network, full)
+    on_path = {name: full[name] & reached.on_path[name] for name in full}
+    conserved = conservation_of(network, full)
+    before = measure(network, shifts=False, gradients=False)
+    after = measure(network, full, shifts=False, gradients=False)
+    records = getattr(masks, "steps", ()) if steps is None else steps
+    return Certificate(
+        total=network.size,
+        kept=count(full),
+        connected=reached.connected,
+        empty_layers=tuple(name for name, mask in full.items() if not bool(mask.any())),
+        idle=count(full) - count(on_path),
+        flow_log2_before=before.log2,
+        flow_log2=after.log2,
+        unit_residual=conserved.unit_residual,
+        layer_residual=conserved.layer_residual,
+        cuts=conserved.cuts,
+        max_compression=max_compression_of(network),
+        layers=tuple(
+            LayerRow(name, tuple(mask.shape), mask.numel(), int(mask.sum()), int(on_path[name].sum()))
+            for name, mask in full.items()
+        ),
+        steps=tuple(step.record if hasattr(step, "record") else step for step in records),
+        notes=after.notes,
+    )
+
+
+def _names(names: tuple[str, ...], most: int = 5) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _times(value: float) -> str:
+    return "unlimited" if math.isinf(value) else f"{value:.6g}x"
+
+
+def _power(log2: float) -> str:
+    return "0" if math.isinf(log2) else f"2^{log2:.1f}"
+
+
+def _residuals(certificate: Certificate) -> str:
+    if certificate.unit_residual is None and certificate.layer_residual is None:
+        return "nothing to check" if certificate.connected else "no flow"
+    parts = []
+    if certificate.unit_residual is not None:
+        parts.append(f"units within {certificate.unit_residual:.0e}")
+    if certificate.layer_residual is not None:
+        cuts = f"{len(certificate.cuts)} of {len(certificate.layers)} layers are cuts"
+        parts.append(f"{cuts}, within {certificate.layer_residual:.0e}")
+    return "; ".join(parts)
+
+
+def _steps(certificate: Certificate) -> str:
+    flow_steps = [step for step in certificate.steps if step.pruned_fraction is not None]
+    if not certificate.steps:
+        return "not recorded"
+    if not flow_steps:
+        return f"{len(certificate.steps)} (not by flow, so nothing is promised)"
+    worst = max(step.pruned_fraction for step in flow_steps if step.pruned_fraction is not None)
+    split = sum(step.substeps > 1 for step in flow_steps)
+    held = sum(bool(step.held) for step in flow_steps)
+    text = f"Theorem 3's condition held in {held} of {len(flow_steps)} (pruned flow / flow at most {worst:.3g})"
+    return text + (f"; {split} split by the guard" if split else "")

@@ -1,0 +1,181 @@
+"""The theory as executable checks: conservation, maximum and critical compression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import SynflowError, choose
+from ..flow.measure import Measurement, measure
+from ..flow.paths import connected, fewest_kept
+from ..network.private_copy import Batch, Loss, Network, open_network
+from ..network.selection import Select
+from ..pruning.loop import prune
+from ..pruning.schedules import Schedule
+from ..pruning.scopes import SCOPES, Scope
+from ..pruning.scores import DEFAULT_STEPS, SCORES, Score
+
+
+@dataclass(frozen=True)
+class Conservation:
+    """How well the flow is conserved: what enters is what leaves, at each unit and at each cut.
+
+    `units` maps a layer to the flow that enters each of its units through its weights and the flow that leaves it,
+    both as shares of the whole flow. `layers` maps each layer to the sum of its scores over the flow; for a layer that
+    each term meets exactly once (`cuts`) that is one.
+    """
+
+    units: dict[str, tuple[Tensor, Tensor]]
+    layers: dict[str, float]
+    cuts: tuple[str, ...]
+
+    @property
+    def unit_residual(self) -> float | None:
+        """The largest difference between inflow and outflow of a unit, as a share of the flow.
+
+        Of its layer's flow, where that is larger: before gates in series a term meets a layer 2, 4, 8, ... times.
+        """
+        differences = [
+            float((inflow - outflow).abs().max()) / max(1.0, float(inflow.sum()))
+            for inflow, outflow in self.units.values()
+        ]
+        return max(differences, default=None)
+
+    @property
+    def layer_residual(self) -> float | None:
+        """The largest difference from one of the sum of scores over the flow, among the layers that are cuts."""
+        return max((abs(self.layers[name] - 1.0) for name in self.cuts), default=None)
+
+
+def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | None = None) -> Conservation:
+    """Compare inflow with outflow at every unit of every layer, and each cut's scores with the flow.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> conserved = conservation(net, torch.ones(1, 4))
+    >>> conserved.cuts, conserved.unit_residual < 1e-6
+    (('0.weight', '2.weight'), True)
+    """
+    return conservation_of(open_network(model, example, select=_named(masks)), masks)
+
+
+def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:
+    """`conservation` on a network that is already open."""
+    traced = measure(network, masks, shifts=False, trace=True)
+    if traced.value <= 0:
+        return Conservation({}, {}, ())
+    layers = {name: float(score.double().sum()) / traced.value for name, score in traced.scores.items()}
+    units = {}
+    for name, outflow in traced.unit_flows.items():
+        inflow = _inflow(network, name, traced)
+        if inflow is not None and inflow.shape == outflow.shape:
+            units[name] = (inflow / traced.value, outflow / traced.value)
+    cuts: tuple[str, ...] = ()
+    if traced.degrees is not None:
+        low, high = traced.degrees
+        cuts = tuple(name for i, name in enumerate(traced.scores) if low[i] == 1 and high[i] == 1)
+    return Conservation(units, layers, cuts)
+
+
+def _inflow(network: Network, name: str, traced: Measurement) -> Tensor | None:
+    """The scores of a layer summed for each of its output units."""
+    scores = traced.scores[name].double()
+    module, _ = network._slots[name][0]
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        groups = module.groups
+        split = scores.reshape(groups, scores.shape[0] // groups, scores.shape[1], -1)
+        return split.sum((1, 3)).flatten()
+    return scores.flatten(1).sum(1) if scores.dim() > 1 else None
+
+
+def max_compression(
+    model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()
+) -> float:
+    """N over the number of weights on the path that has the fewest: beyond it no network of this shape has a path.
+
+    In a chain of L layers that is N / L. Infinite where a path avoids every prunable weight.
+
+    >>> max_compression(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10))
+    150.0
+    """
+    return max_compression_of(open_network(model, example, select=select, protect=protect))
+
+
+def max_compression_of(network: Network) -> float:
+    """`max_compression` on a network that is already open."""
+    fewest = fewest_kept(network)
+    if fewest is None:
+        raise SynflowError("no path leads from an input to an output; check the model and the example")
+    return network.size / fewest if fewest else math.inf
+
+
+def critical_compression(
+    model: nn.Module,
+    example: Any,
+    *,
+    score: str | Score = "synflow",
+    steps: int | None = None,
+    schedule: str | Schedule | None = None,
+    scope: str | Scope = "global",
+    collapse: Literal["disconnected", "empty_layer"] = "disconnected",
+    tolerance: float = 0.01,
+    data: Iterable[Batch] | None = None,
+    loss: Loss = F.cross_entropy,
+    select: Select = None,
+    protect: str | Iterable[str] = (),
+    seed: int = 0,
+) -> float:
+    """The largest compression at which a method does not collapse the network, by bisection.
+
+    Collapse is that no path is left, or with `collapse="empty_layer"` (the paper's layer-collapse) that some layer
+    has no weight. Single-shot methods are scored once and bisected to the weight; iterative ones are run for each
+    trial, until the answer is known within `tolerance` (relative). Flow scores run without their guard.
+    """
+    if collapse not in ("disconnected", "empty_layer"):
+        raise SynflowError(f"no collapse {collapse!r}; choose from disconnected, empty_layer")
+    function: Score = choose("score", score, SCORES)
+    options: dict[str, Any] = dict(data=data, loss=loss, select=select, protect=protect, seed=seed)
+    network = open_network(model, example, score_name=f"score {score!r}", **options)
+    options["data"] = network.batches if data is not None else None
+    number = steps if steps is not None else DEFAULT_STEPS.get(function, 1)
+    if number == 1:
+        scores = function(network, None)
+        allocate: Scope = choose("scope", scope, SCOPES)
+        everything = {name: torch.ones_like(w, dtype=torch.bool) for name, w in network.weights.items()}
+
+    def survives(keep: int) -> bool:
+        if number == 1:
+            masks: Mapping[str, Tensor] = allocate(scores, everything, keep)
+        else:
+            masks = prune(
+                model, example, density=keep / network.size, score=score, steps=steps, schedule=schedule,
+                scope=scope, guard=False, **options,
+            )  # fmt: skip
+        if collapse == "empty_layer":
+            return all(bool(mask.any()) for mask in masks.values())
+        return connected(network, masks)
+
+    least = fewest_kept(network)
+    if least is None:
+        raise SynflowError("no path leads from an input to an output; check the model and the example")
+    dead, alive = max(least, 1) - 1, network.size
+    while alive - dead > max(1, 0 if number == 1 else int(alive * tolerance)):
+        middle = (alive + dead) // 2 if dead < 2 else max(dead + 1, round(math.sqrt(alive * dead)))
+        middle = min(middle, alive - 1)
+        if survives(middle):
+            alive = middle
+        else:
+            dead = middle
+    return network.size / alive
+
+
+def _named(masks: Mapping[str, Tensor] | None) -> Select:
+    return None if masks is None else (lambda name, _: name in masks)
+
+
+__all__ = ["Conservation", "conservation", "critical_compression", "max_compression"]

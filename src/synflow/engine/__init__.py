@@ -1,0 +1,1 @@
+"""The fast engine: the same masks as the plain algorithm, sooner and in less memory."""

@@ -1,0 +1,215 @@
+"""Images of ones are the same nearly everywhere: positions that see the same are computed once.
+
+A convolution of a constant image is constant but for a border, which grows by a pixel per layer. So a flow may be
+folded: `data` has one row and one column for each kind, and `spread` tells, for each row and column of the image, of
+which kind it is. Windows (convolutions, pooling) slide over an image without the lines that bring nothing new; sums
+join kinds; whatever else comes unfolds the flow again. Gradients of a kind are those of all its positions, added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..flow.tensor import Flow, Spread, as_flow, mapped
+from ..support import windows
+from .gather_pixels import picked
+
+# What a folded operation is called with, and how its result is spread.
+Folded = tuple[tuple[Any, ...], dict[str, Any], Spread]
+
+# Beyond this share of the positions, kinds are too many to be worth it.
+WORTH = 0.6
+
+_USUAL = {"stride": 1, "padding": 0, "dilation": 1}
+_POOLS = ("max_pool2d", "avg_pool2d")
+_POOL_NAMES = ("kernel_size", "stride", "padding")
+_CONVOLUTION_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def input_of_ones(shape: Sequence[int], dtype: torch.dtype, device: torch.device, memory: dict[Any, Any]) -> Flow:
+    """An image of ones, all of one kind."""
+    key = ("fold", tuple(shape[2:]), device)
+    if key not in memory:
+        memory[key] = tuple(torch.zeros(size, dtype=torch.long, device=device) for size in shape[2:])
+    return as_flow(torch.ones(*shape[:2], 1, 1, dtype=dtype, device=device), spread=memory[key])
+
+
+def unfolded(flow: Flow) -> Flow:
+    """The same flow at every position."""
+    assert flow.spread is not None
+    data = _picked(flow.as_subclass(Tensor), *flow.spread, {})
+    return as_flow(data, flow.exponent, flow.degrees)
+
+
+def all_unfolded(tree: Any) -> Any:
+    """Nested arguments without folded flows."""
+    return mapped(lambda leaf: unfolded(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf, tree)
+
+
+def outline(flow: Flow) -> Tensor:
+    """A tensor without memory of its own that has the shape of the unfolded flow."""
+    assert flow.spread is not None
+    shape = (*flow.shape[:2], *(len(kinds) for kinds in flow.spread))
+    return torch.zeros((), dtype=flow.dtype, device=flow.device).expand(shape)
+
+
+def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    """How to call an operation on folded flows; None where they have to be unfolded first."""
+    if name == "conv2d":
+        return _convolution(args, kwargs, memory)
+    if name in _POOLS:
+        return _pooling(args, kwargs, memory)
+    if name == "batch_norm" and isinstance(args[0], Flow) and args[0].spread is not None:
+        return args, kwargs, args[0].spread
+    if name in ("add", "mul") and len(args) == 2 and not kwargs:
+        return _joined(args, memory)
+    if name == "cat" and args and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 1:
+        spread = all(isinstance(item, Flow) and item.spread is not None for item in args[0])
+        joined = _joined(tuple(args[0]), memory) if spread else None
+        return None if joined is None else ((list(joined[0]), *args[1:]), kwargs, joined[2])
+    return None
+
+
+def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    given = {**dict(zip(_CONVOLUTION_NAMES, args, strict=False)), **kwargs}
+    x, weight = given["input"], given["weight"]
+    if not isinstance(x, Flow) or x.spread is None or isinstance(given.get("padding"), str):
+        return None
+    kernel = tuple(weight.shape[2:])
+    stride, padding, dilation = (_pair(given.get(key, usual)) for key, usual in _USUAL.items())
+    found = _shortened(x, kernel, stride, padding, dilation, memory)
+    if found is None:
+        return None
+    return (found[0], weight, given.get("bias"), stride, found[1], dilation, given.get("groups", 1)), {}, found[2]
+
+
+def _pooling(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
+    x = args[0]
+    given = {**dict(zip(_POOL_NAMES, args[1:], strict=False)), **kwargs}
+    if len(args) > 4 or not isinstance(x, Flow) or x.spread is None:
+        return None
+    unusual = {key: value for key, value in given.items() if key not in _POOL_NAMES}
+    usual = {"dilation": 1, "ceil_mode": False, "return_indices": False, "count_include_pad": True}
+    if any(key not in usual or value != usual[key] for key, value in unusual.items()):
+        return None
+    kernel = _pair(given["kernel_size"])
+    stride = kernel if given.get("stride") in (None, [], ()) else _pair(given["stride"])
+    found = _shortened(x, kernel, stride, _pair(given.get("padding", 0)), (1, 1), memory)
+    return None if found is None else ((found[0], kernel, stride, found[1]), {}, found[2])
+
+
+def _shortened(
+    x: Flow,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    memory: dict[Any, Any],
+) -> tuple[Flow, tuple[int, int], Spread] | None:
+    """A smaller image on which a window slides through all it sees on the whole one; its padding; kinds of windows."""
+    assert x.spread is not None
+    lines = []
+    for kinds, size, *how in zip(x.spread, x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        key = ("fold", id(kinds), size, *how)
+        if key not in memory:
+            memory[key] = (kinds, _shorter(kinds, size, *how))  # kinds are held, so that their id stays theirs
+        lines.append(memory[key][1])
+    (rows, above, down), (columns, beside, across) = lines
+    if (int(down[-1]) + 1) * (int(across[-1]) + 1) > WORTH * len(down) * len(across):
+        return None
+    data = _picked(x.as_subclass(Tensor), rows, columns, memory)
+    return as_flow(data, x.exponent, x.degrees), (above, beside), (down, across)
+
+
+def _picked(data: Tensor, rows: Tensor, columns: Tensor, memory: dict[Any, Any]) -> Tensor:
+    """An image of some rows and columns of another one; the number after the last stands for a line of zeros."""
+    height, width = data.shape[2:]
+    key = ("fold", id(rows), id(columns), height, width)
+    if key not in memory:
+        outside = (rows[:, None] == height) | (columns == width)
+        places = torch.where(outside, height * width, rows[:, None] * width + columns)
+        memory[key] = (rows, columns, places.flatten().int())
+    return picked(data.flatten(2), memory[key][2]).view(*data.shape[:2], len(rows), len(columns))
+
+
+def _shorter(
+    kinds: Tensor, size: int, width: int, stride: int, padding: int, dilation: int
+) -> tuple[Tensor, int, Tensor]:
+    """Along one dimension: what is left when windows that see the same as the one before are left out.
+
+    The kinds of the lines that stay (`size` stands for a line of zeros), how many zeros come before and after them, and
+    the kind of each window.
+
+    >>> _shorter(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
+    (tensor([0, 0, 0]), 1, tensor([0, 1, 1, 1, 1, 2]))
+    """
+    given, extent = kinds.cpu().numpy(), dilation * (width - 1) + 1
+    count = windows.count(len(given), width, stride, padding, dilation)
+    starts = np.arange(count) * stride
+    # Also what lies between the lines that a window sees: others see it, and nothing may move there.
+    seen = _kinds_at(given, size, starts[:, None] + np.arange(extent) - padding)
+    new = np.ones(count, dtype=np.bool_)
+    new[1:] = (seen[1:] != seen[:-1]).any(1)
+    # From the start of one window to that of the next one, which sees the same, nothing is needed.
+    stays = np.ones((count - 1) * stride + extent, dtype=np.bool_)
+    for again in np.flatnonzero(~new):
+        stays[(again - 1) * stride : again * stride] = False
+    lines = np.flatnonzero(stays) - padding
+    inner, which = lines[(lines >= 0) & (lines < len(given))], np.cumsum(new) - 1
+    before = int((lines < 0).sum())
+    left = windows.count(len(inner), width, stride, padding, dilation)
+    plain = before == padding and left == which[-1] + 1
+    places = given[inner] if plain else _kinds_at(given, size, lines)
+    found = (torch.from_numpy(array).to(kinds.device) for array in (places, which))
+    return next(found), padding if plain else 0, next(found)
+
+
+def _kinds_at(kinds: np.ndarray, size: int, places: np.ndarray) -> np.ndarray:
+    inside = (places >= 0) & (places < len(kinds))
+    return np.where(inside, kinds[places.clip(0, len(kinds) - 1)], size)
+
+
+def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
+    """Things that are added or multiplied, with kinds in common; numbers and single pixels go with any."""
+    spreads = [item.spread for item in items if isinstance(item, Flow) and item.spread is not None]
+    for item in items:
+        image = isinstance(item, Tensor) and not (isinstance(item, Flow) and item.spread is not None)
+        if image and item.dim() > 0 and (item.dim() != 4 or item.shape[2:] != (1, 1)):
+            return None
+    common, maps = _common(spreads, memory)
+    given, result = iter(maps), []
+    for item in items:
+        if isinstance(item, Flow) and item.spread is not None:
+            data, places = item.as_subclass(Tensor), next(given)
+            if places is not None:
+                data = _picked(data, *places, memory)
+            item = as_flow(data, item.exponent, item.degrees)
+        result.append(item)
+    return tuple(result), {}, common
+
+
+def _common(spreads: Sequence[Spread], memory: dict[Any, Any]) -> tuple[Spread, list[Spread | None]]:
+    """Kinds that tell apart whatever one of the spreads does, and for each spread where its kinds went."""
+    key = ("fold", *(id(kinds) for spread in spreads for kinds in spread))
+    if key not in memory:
+        if all(kinds is first for spread in spreads for kinds, first in zip(spread, spreads[0], strict=True)):
+            memory[key] = (spreads, spreads[0], [None] * len(spreads))
+        else:
+            found = [_told_apart([spread[dim] for spread in spreads]) for dim in range(2)]
+            memory[key] = (spreads, (found[0][0], found[1][0]), list(zip(found[0][1], found[1][1], strict=True)))
+    return memory[key][1], memory[key][2]
+
+
+def _told_apart(lines: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    different, which = torch.unique(torch.stack(lines, 1), dim=0, return_inverse=True)
+    return which, list(different.unbind(1))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = [value, value] if isinstance(value, int) else list(value)
+    return (values[0], values[-1])

@@ -1,0 +1,176 @@
+"""Paths without magnitudes: is there one, which weights lie on one, how few weights has the shortest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..network.private_copy import Network
+from ..support.chunked import count, count_true, lightest
+from ..support.ranking import keep_best
+from .dispatch import Arithmetic
+from .measure import Measurement, absolute, measure
+
+# log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
+# the number of paths of any network, so that paths with more weights vanish beside those with fewer.
+_TINY = 1 << 20
+
+# While a layer has this many weights on average, whole parts of it are tried at once.
+FEW = 64
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether an input still reaches an output, and which kept weights lie on a path between them."""
+
+    connected: bool
+    on_path: dict[str, Tensor]
+
+
+def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
+    """Follow paths in the booleans, where nothing can overflow, underflow or cancel.
+
+    A path starts at an input. Where constants enter beside it (class tokens, position tables) a term may need both, so
+    they stay in, and the path is followed back to see whether an input is part of it.
+    """
+    result = measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans())
+    on_path = {name: score > 0 for name, score in result.scores.items()}
+    return Reach(result.value > 0 and result.input_reached, on_path)
+
+
+def connected(network: Network, masks: Mapping[str, Tensor]) -> bool:
+    """Whether an input still reaches an output, by masks or by magnitudes: what is zero is not there.
+
+    Any positive number serves for a one, so magnitudes that are held anyway need no other tensors.
+    """
+    kinds = {mask.dtype for mask in masks.values()}
+    ones = _ones(network, masks) if torch.bool in kinds else masks
+    # Only layers of a lazy pass read half precision; other passes need not follow weights at all.
+    half = bool(kinds & {torch.float16, torch.bfloat16})
+    # Where nothing but inputs starts a flow, what arrives has come from them, and need not be followed back.
+    alone = Arithmetic(shifts=False, sources=False, divide=False, saturate=True)
+    result = measure(network, magnitudes=ones, arithmetic=alone, gradients=False, lazy=half)
+    if result.value > 0 and not result.loose:
+        return True
+    result = measure(network, magnitudes=ones, arithmetic=_booleans(), gradients=False, lazy=half)
+    return result.value > 0 and result.input_reached
+
+
+def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
+    """The number of weights on the path that has the fewest (a weight used twice counts twice); None without a path.
+
+    Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights. Where
+    an output needs a constant that enters beside the inputs (a class token), paths from there count too. A short way
+    that leads nowhere (to pruned weights, or to a product whose other side came a longer way) can hide the path: then
+    the number of the whole network is given, or one, which is too low rather than too high.
+    """
+    for sources in (False, True):
+        result = measure(
+            network,
+            magnitudes=_ones(network, masks),
+            leaf_exponent=-_TINY,
+            arithmetic=_counting(sources),
+            gradients=False,
+        )
+        if result.value > 0:
+            return round(-result.log2 / _TINY)
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    if not connected(network, whole if masks is None else masks):
+        return None
+    return 1 if masks is None else fewest_weights(network)
+
+
+def single_length(network: Network) -> bool:
+    """Whether every path has the same number of different weights: it meets a layer once or never, as in a chain."""
+    degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
+    return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
+
+
+def repeats(network: Network) -> bool:
+    """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
+    if "repeats" not in network.constants:
+        degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
+        network.constants["repeats"] = degrees is None or bool((degrees[1] > 1).any())
+    answer: bool = network.constants["repeats"]
+    return answer
+
+
+def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
+    """The fewest weights that leave a path: as `fewest_weights`, with a weight that is used repeatedly counted once."""
+    fewest = fewest_weights(network, masks)
+    # Gates in series meet the weights before them 2, 4, 8, ... times: such paths are not followed one by one.
+    if fewest is None or fewest <= len(network.weights) or fewest > 4 * len(network.weights):
+        return fewest
+    return min(fewest, count(shortest_path(network, masks)))
+
+
+def shortest_path(
+    network: Network, masks: Mapping[str, Tensor] | None = None, *, heavy: bool = False
+) -> dict[str, Tensor]:
+    """Masks of one path that has the fewest weights, found by thinning out the flow of such paths.
+
+    A weight counts once per use; `heavy` prefers large weights, otherwise those that are used most often stay.
+    """
+    magnitudes = absolute(network, masks) if heavy else {n: one.clone() for n, one in _ones(network, masks).items()}
+    current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
+    # Without sources, with them, or (where masks hide every shortest way) without counting weights.
+    for tiny, sources in ((_TINY, False), (_TINY, True), (0, True)):
+        flow = partial(measure, network, leaf_exponent=-tiny, arithmetic=_counting(sources))
+        if flow(magnitudes=magnitudes, gradients=False).value > 0:
+            break
+    while True:
+        for name, magnitude in magnitudes.items():
+            magnitude.mul_(current[name])
+        result = flow(magnitudes=magnitudes)
+        live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
+        total = sum(int(mask.sum()) for mask in live.values())
+        if total > FEW * len(live) and (bold := _thinned(flow, result, live, magnitudes)):
+            current = bold
+            continue
+        # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.
+        drop = max(lightest(result.scores, live, 0.99 * result.value), 1)
+        least = min(float(s[live[n]].min()) for n, s in result.scores.items() if bool(live[n].any())) if total else 0.0
+        if total == 0 or least >= result.value * (1 - 1e-4):
+            return live
+        current = keep_best(result.scores, live, total - drop)
+
+
+def _thinned(
+    flow: Callable[..., Measurement],
+    whole: Measurement,
+    live: Mapping[str, Tensor],
+    magnitudes: Mapping[str, Tensor],
+) -> dict[str, Tensor] | None:
+    """The best few of each layer, where a path with as few weights is among them."""
+    for share in (0.1, 0.4):
+        kept = {}
+        for name, mask in live.items():
+            number = math.ceil(count({name: mask}) * share)
+            kept.update(keep_best({name: whole.scores[name]}, {name: mask}, number))
+        part = flow(magnitudes={name: size * kept[name] for name, size in magnitudes.items()}, gradients=False)
+        if part.value > 0 and round(part.log2 / _TINY) == round(whole.log2 / _TINY):
+            return kept
+    return None
+
+
+def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
+    return {
+        name: weight.new_ones((), dtype=torch.float32).expand(weight.shape)
+        if masks is None or count_true(masks[name]) == weight.numel()
+        else masks[name].to(torch.float32)
+        for name, weight in network.weights.items()
+    }
+
+
+def _booleans() -> Arithmetic:
+    return Arithmetic(shifts=False, divide=False, saturate=True, inputs=[])
+
+
+def _counting(sources: bool = False) -> Arithmetic:
+    return Arithmetic(shifts=False, sources=sources, divide=False)

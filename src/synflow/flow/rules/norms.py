@@ -1,0 +1,215 @@
+"""Normalisation layers and bounded gates: a scale that no weight can change, a gain and a shift.
+
+What divides is a scale, not a path: it is applied without a gradient. Without it the flow of gated and residual
+networks would square from block to block, and whole branches would vanish beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dispatch import Rule, arithmetic, composite
+from ..tensor import Flow, as_flow, fixed
+from .arithmetic import reciprocal
+from .basic import homogeneous, note_zero_gain, settled
+
+
+def batch_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|."""
+    if training or running_mean is None or running_var is None or isinstance(weight, Flow) or isinstance(bias, Flow):
+        return _by_parts(x, running_mean, running_var, weight, bias, training, eps)
+    gain, constant, is_zero = _remembered(running_mean, running_var, weight, bias, eps, x)
+    if is_zero:
+        note_zero_gain()
+    scaled = settled(x.as_subclass(Tensor) * gain, x.exponent, x.degrees)
+    return scaled if constant is None else homogeneous(torch.add, scaled, constant)
+
+
+@composite
+def _by_parts(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: bool, eps: float) -> Any:
+    gamma = _gain(weight)
+    if training or mean is None or variance is None:
+        return _affine(unit_scale(x, [0, *range(2, x.dim())]), gamma, bias, channel=1)
+    sigma = (variance.to(x.dtype) + eps).sqrt()
+    gain = 1 / sigma if gamma is None else gamma / sigma
+    constant = -mean / sigma if gamma is None else -_plain(gamma) * mean / sigma
+    return _affine(x, gain, constant if bias is None else constant + bias, channel=1)
+
+
+def _remembered(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, x: Tensor
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Gain and shift along the channels (no shift where it is zero), and whether a gain of zero counts as one.
+
+    Made once per network: they are the same at each step.
+    """
+    given = (mean, variance, weight, bias)
+    key = (*map(id, given), eps, x.dtype, x.dim())
+    versions = [0 if tensor is None else tensor._version for tensor in given]
+    known = arithmetic().constants
+    if key not in known or known[key][1] != versions:
+        dtype, shape = x.dtype, [-1] + [1] * (x.dim() - 2)
+        sigma = (variance.detach().to(dtype) + eps).sqrt()
+        is_zero = weight is not None and weight.numel() > 0 and not bool(weight.any())
+        gamma = torch.ones_like(sigma) if weight is None or is_zero else weight.detach().to(dtype)
+        gain, constant = gamma / sigma, -gamma * mean.detach().to(dtype) / sigma
+        constant = constant if bias is None else constant + bias.detach().to(dtype)
+        shift = constant.reshape(shape) if bool(constant.any()) else None
+        # The tensors are held so that their ids stay theirs.
+        known[key] = (given, versions, (gain.abs().reshape(shape), shift, is_zero))
+    found: tuple[Tensor, Tensor | None, bool] = known[key][2]
+    return found
+
+
+def trailing_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Layer and RMS norm: unit scale over the trailing dimensions, gain |gamma|, shift |beta|."""
+    trailing = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    return _affine(unit_scale(x, list(range(-trailing, 0))), _gain(weight), bias, channel=None)
+
+
+def group_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Group norm: unit scale of each group, gain |gamma| and shift |beta| of each channel."""
+    grouped = x.reshape(x.size(0), num_groups, -1)
+    return _affine(unit_scale(grouped, [2]).reshape(x.shape), _gain(weight), bias, channel=1)
+
+
+def instance_norm(
+    function: Callable[..., Any],
+    x: Flow,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Instance norm: as batch norm when it uses running statistics, else unit scale of each channel."""
+    if not use_input_stats:
+        return batch_norm(function, x, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _by_channel(x, weight, bias)
+
+
+@composite
+def _by_channel(x: Any, weight: Any, bias: Any) -> Any:
+    return _affine(unit_scale(x, list(range(2, x.dim()))), _gain(weight), bias, channel=1)
+
+
+def normalize(function: Callable[..., Any], x: Flow, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Any:
+    """Division by a norm: the norm is a scale, not a path."""
+    return x * reciprocal(function, torch.linalg.vector_norm(x, p, dim, keepdim=True))
+
+
+def weight_norm(function: Callable[..., Any], direction: Tensor, length: Tensor, dim: int = 0) -> Any:
+    """Weight normalisation: the direction over its length without a gradient, times the gain."""
+    axes = [axis for axis in range(direction.dim()) if axis != dim] if dim >= 0 else list(range(direction.dim()))
+    if not isinstance(direction, Flow):
+        return length * (direction / direction.norm(dim=axes, keepdim=True))
+    return length * normalize(function, direction, 2.0, axes)
+
+
+def softmax(function: Callable[..., Any], x: Flow, dim: int | None = None, *_: Any, **__: Any) -> Any:
+    """Rows divided by their sum without a gradient: they still sum to one, and flow still passes."""
+    if not arithmetic().divide:
+        return x
+    return x / x.sum(-1 if dim is None else dim, keepdim=True)
+
+
+def unit_scale(x: Any, dims: list[int]) -> Any:
+    """Divide by the root mean square over some dimensions, without a gradient."""
+    if not isinstance(x, Flow) or not arithmetic().divide or not dims:
+        return x
+    data = fixed(x)
+    # Relative to the largest entry, so that squares of small rows do not underflow.
+    top = data.amax(dims, keepdim=True).clamp_min(torch.finfo(data.dtype).tiny)
+    rms = top * (data / top).square().mean(dims, keepdim=True).sqrt()
+    return x * reciprocal(torch.reciprocal, as_flow(rms, x.exponent))
+
+
+def gate(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
+    """A bounded gate (sigmoid): flow in proportion to its input, at a scale of one."""
+    if not isinstance(x, Flow) or not arithmetic().divide:
+        return x
+    return x * reciprocal(torch.reciprocal, as_flow(fixed(x).mean(), x.exponent))
+
+
+def gated_linear(function: Callable[..., Any], x: Any, dim: int = -1) -> Any:
+    """GLU: one half, gated by the other."""
+    first, second = x.chunk(2, dim)
+    return first * torch.sigmoid(second)
+
+
+def _gain(weight: Tensor | None) -> Tensor | None:
+    if weight is None or isinstance(weight, Flow):
+        return weight
+    if weight.numel() and not bool(weight.any()):
+        note_zero_gain()
+        return torch.ones_like(weight)
+    return weight.detach()
+
+
+def _plain(gain: Tensor) -> Tensor:
+    return fixed(gain) if isinstance(gain, Flow) else gain
+
+
+def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:
+    """Gain, then shift, along the channels (or along the trailing dimensions)."""
+    shape = None
+    if channel is not None and x.dim() > channel + 1:
+        shape = [1] * x.dim()
+        shape[channel] = -1
+    if gain is not None:
+        x = x * (gain if shape is None else gain.reshape(shape))
+    if constant is not None and bool(constant.any()):
+        x = x + (constant if shape is None else constant.reshape(shape))
+    return x
+
+
+TABLE: dict[str, Rule] = {
+    "batch_norm": batch_norm,
+    "layer_norm": composite(trailing_norm),
+    "rms_norm": composite(trailing_norm),
+    "group_norm": composite(group_norm),
+    "instance_norm": instance_norm,
+    "normalize": composite(normalize),
+    "_weight_norm": composite(weight_norm),
+    "sigmoid": composite(gate),
+    "hardsigmoid": composite(gate),
+    "glu": composite(gated_linear),
+    "softmax": composite(softmax),
+    "_softmax": composite(softmax),
+}

@@ -1,0 +1,238 @@
+"""What rearranges, selects, sums or passes on: nothing is multiplied, so exponents stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..dispatch import Rule, active_mode, arithmetic, note_bend
+from ..tensor import Flow, as_flow, either, fixed, flows, scaled
+from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
+
+_IDENTITY = """
+relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
+softplus softsign logsigmoid log_sigmoid threshold _threshold softshrink hardshrink clamp clamp_min clamp_max
+log_softmax detach
+atan erf asinh dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout
+native_dropout neg abs positive nan_to_num fake_quantize_per_tensor_affine local_response_norm real conj
+resolve_conj resolve_neg
+""".split()
+_REARRANGED = """
+reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adjoint contiguous clone
+expand broadcast_to repeat tile repeat_interleave roll flip fliplr flipud rot90 narrow select index_select
+gather take_along_dim __getitem__ chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind
+diagonal diag_embed diag tril triu pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle unfold
+fold as_strided masked_select take view_as_real atleast_1d atleast_2d atleast_3d ravel alias swapaxes
+unsafe_chunk unsafe_split
+""".split()
+_SUMMED = """
+cat stack hstack vstack dstack column_stack row_stack block_diag maximum fmax max amax scatter scatter_add
+index_add index_copy index_put masked_scatter cumsum nansum avg_pool1d avg_pool2d avg_pool3d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d lp_pool1d lp_pool2d upsample upsample_nearest
+upsample_bilinear norm vector_norm linalg_vector_norm linalg_norm frobenius_norm trace
+""".split()
+
+
+def reduced(function: Callable[..., Any], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    """Sum and mean, in the flow's own precision whatever type is asked for."""
+    return homogeneous(function, *args, **kwargs)
+
+
+def like(function: Callable[..., Any], x: Tensor, other: Tensor) -> Any:
+    """view_as, expand_as, reshape_as: only the shape of the second matters."""
+    if not isinstance(x, Flow):
+        return function(x, other.as_subclass(Tensor))
+    return as_flow(function(x, other), x.exponent, x.degrees)
+
+
+def cast(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Casts between floating types are not followed (scores are computed in one precision); moves are."""
+    if not isinstance(x, Flow):
+        other = args[0]
+        return x.to(device=other.device, dtype=other.dtype)
+    targets = [*args, *kwargs.values()]
+    for target in targets:
+        if isinstance(target, torch.dtype) and not target.is_floating_point:
+            raise TypeError(f"a flow cannot become {target}")
+    device = next((t for t in targets if isinstance(t, (torch.device, str))), None)
+    device = next((t.device for t in targets if isinstance(t, Tensor)), device)
+    if device is None or torch.device(device) == x.device:
+        return x
+    return as_flow(x.to(device), x.exponent, x.degrees)
+
+
+def interpolate(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Resizing; bicubic has negative coefficients, so bilinear stands in for it."""
+    names = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    if options.get("mode") == "bicubic":
+        options["mode"] = "bilinear"
+    return homogeneous(function, x, **options)
+
+
+def grid_sample(function: Callable[..., Any], x: Any, grid: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sampling at constant positions."""
+    if isinstance(grid, Flow):
+        raise TypeError("the sampling grid depends on a flow; register a rule for 'grid_sample'")
+    return as_flow(function(x, grid, *args, **kwargs), x.exponent, x.degrees)
+
+
+def pad(
+    function: Callable[..., Any], x: Flow, padding: Any, mode: str = "constant", value: float | None = None, **_: Any
+) -> Any:
+    """Padding; a padding value other than zero is a shift."""
+    if mode != "constant" or not value:
+        return as_flow(F.pad(x, padding, mode=mode), x.exponent, x.degrees)
+    constant = shift(torch.tensor(float(value), dtype=x.dtype, device=x.device), x.dtype, x.exponent)
+    return as_flow(F.pad(x, padding, value=float(constant)), x.exponent, x.degrees)
+
+
+def constant_pad(function: Callable[..., Any], x: Flow, padding: Any, value: float = 0) -> Any:
+    """Padding by a constant, see `pad`."""
+    return pad(function, x, padding, "constant", float(value))
+
+
+def masked_fill(function: Callable[..., Any], x: Any, mask: Any, value: Any) -> Any:
+    """Filling with a constant: a very negative one blocks, another one is a shift."""
+    if isinstance(value, Flow):
+        return homogeneous(torch.where, mask, value, x)
+    number = float(value)
+    if not isinstance(x, Flow):
+        return function(x, mask, value)
+    constant = torch.zeros((), dtype=x.dtype, device=x.device)
+    if number > BLOCKING and number == number and abs(number) != float("inf"):
+        constant = shift(torch.tensor(number, dtype=x.dtype, device=x.device), x.dtype, x.exponent)
+    return as_flow(x.masked_fill(mask, float(constant)), x.exponent, x.degrees)
+
+
+def where(function: Callable[..., Any], condition: Any, first: Any = None, second: Any = None) -> Any:
+    """A choice between two: each side as it is, blocking constants as zero."""
+    if isinstance(function, type(Tensor.where)) and isinstance(condition, Flow):
+        condition, first = first, condition
+    sides = [s if isinstance(s, Tensor) else torch.tensor(float(s), dtype=torch.float64) for s in (first, second)]
+    device = next(s.device for s in sides if isinstance(s, Flow))
+    sides = [s if isinstance(s, Flow) else s.to(device).masked_fill(s.to(device) <= BLOCKING, 0.0) for s in sides]
+    return homogeneous(torch.where, condition, *sides)
+
+
+def set_item(function: Callable[..., Any], target: Tensor, index: Any, value: Any) -> None:
+    """`target[index] = value`, where either may be a flow."""
+    if isinstance(value, Flow):
+        flow = _becoming_flow(target, value)
+        gap = value.exponent - flow.exponent
+        if gap > 40 and not flow._is_view():
+            # The new part outweighs what is there: bring the rest to its exponent, not the other way round.
+            flow.copy_(scaled(flow, -gap))
+            flow.exponent, gap = value.exponent, 0
+        content: Any = scaled(value, gap).to(flow.dtype)
+        flow.degrees = either([flow, value])
+    else:
+        assert isinstance(target, Flow)
+        flow = target
+        constant = torch.as_tensor(value, dtype=flow.dtype, device=flow.device)
+        content = shift(constant.masked_fill(constant <= BLOCKING, 0.0), flow.dtype, flow.exponent)
+    flow[index] = content
+
+
+def _becoming_flow(target: Tensor, value: Flow) -> Flow:
+    """A constant into which a flow is written becomes a flow; what it held is a shift."""
+    if isinstance(target, Flow):
+        return target
+    if target._is_view():
+        active_mode().refuse_view()
+    target.copy_(source(target, target.dtype, value.exponent))
+    return as_flow(target, value.exponent)
+
+
+def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **__: Any) -> Any:
+    """`target.copy_(source)`."""
+    if isinstance(source, Flow):
+        expanded = as_flow(source.expand_as(target).clone(), source.exponent, source.degrees)
+        return active_mode().overwrite(target, expanded)
+    assert isinstance(target, Flow)
+    target.copy_(shift(source, target.dtype, target.exponent))
+    return target
+
+
+def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Max pooling as it is; in the booleans flow passes from anywhere in the window."""
+    if not arithmetic().saturate:
+        note_bend()
+        return homogeneous(function, x, *args, **kwargs)
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    dims = int(function.__name__.replace("_with_indices", "")[-2])
+
+    def each(value: Any) -> tuple[int, ...]:
+        return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
+
+    kernel = each(options["kernel_size"])
+    stride = each(options["stride"]) if options.get("stride") not in (None, [], ()) else kernel
+    padding, dilation = each(options.get("padding", 0)), each(options.get("dilation", 1))
+    shape = F_POOL[dims](
+        torch.zeros_like(fixed(x)), kernel, stride, padding, dilation, options.get("ceil_mode", False)
+    ).shape
+    spatial = x.shape[-dims:]
+    widths: list[int] = []
+    for size, out, k, s, p, d in reversed(
+        list(zip(spatial, shape[-dims:], kernel, stride, padding, dilation, strict=True))
+    ):
+        widths += [p, max(0, (out - 1) * s + d * (k - 1) + 1 - size - p)]
+    planes = F.pad(x.reshape(-1, 1, *spatial), widths)
+    conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[dims]
+    ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
+    counted = conv(planes, ones, stride=stride, dilation=dilation)
+    window = (slice(None), slice(None), *(slice(0, n) for n in shape[-dims:]))
+    counted = counted[window].reshape(shape)
+    return homogeneous(torch.clone, as_flow(counted, x.exponent, x.degrees))
+
+
+F_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Adaptive max pooling; in the booleans the average has the same support."""
+    if not arithmetic().saturate:
+        note_bend()
+        return homogeneous(function, x, *args, **kwargs)
+    average = getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", ""))
+    return homogeneous(average, x, args[0] if args else kwargs["output_size"])
+
+
+def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """max, amax and maximum; in the booleans a sum has the same support."""
+    if not arithmetic().saturate:
+        note_bend()
+        return homogeneous(function, x, *args, **kwargs)
+    if (args and isinstance(args[0], Tensor)) or flows(kwargs):
+        return homogeneous(torch.add, x, *args, **kwargs)
+    total = homogeneous(torch.sum, x, *args, **kwargs)
+    if function.__name__ == "max" and (args or "dim" in kwargs):
+        return torch.return_types.max((total, torch.zeros_like(total, dtype=torch.long)))
+    return total
+
+
+TABLE: dict[str, Rule] = {
+    **dict.fromkeys(_IDENTITY, identity),
+    **dict.fromkeys(_REARRANGED, rearranged),
+    **dict.fromkeys(_SUMMED, homogeneous),
+    **dict.fromkeys(("sum", "mean", "nanmean"), reduced),
+    **dict.fromkeys(("view_as", "expand_as", "reshape_as"), like),
+    **dict.fromkeys(("to", "type", "float", "double", "half", "bfloat16", "type_as", "cpu", "cuda"), cast),
+    **dict.fromkeys(("max", "amax", "maximum", "fmax"), maximum),
+    **{f"max_pool{n}d": maximum_pool for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": maximum_pool for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d": adaptive_maximum_pool for n in (1, 2, 3)},
+    "interpolate": interpolate,
+    "grid_sample": grid_sample,
+    "pad": pad,
+    "constant_pad_nd": constant_pad,
+    "masked_fill": masked_fill,
+    "where": where,
+    "__setitem__": set_item,
+    "copy_": copy,
+}

@@ -1,0 +1,6 @@
+"""Networks that are only run: folded norms, frozen graphs, ONNX."""
+
+from .folded_norms import for_inference
+from .onnx import export_onnx
+
+__all__ = ["export_onnx", "for_inference"]

@@ -1,0 +1,157 @@
+"""A network as one would run it, not train it: batch norms folded into the layers before them, memory laid out for it.
+
+Which norm follows which layer is read off a recorded run, so it does not matter how the model is written.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..compaction.aten_names import BATCH_NORMS
+from ..compaction.verification import DifferenceError, compare, double, inputs_like
+from ..errors import SynflowError
+from ..masks.attach import bake
+from ..support import memory_format
+from .freezing import choose_forms, pack, reshape
+from .freezing import freeze as freeze_graph
+from .recorded_run import RecordedRun, record
+
+__all__ = ["for_inference"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# Exactly these: a layer made of one of them may do more than it.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@overload
+def for_inference(
+    model: Model, example: Any, *, channels_last: bool = True, freeze: Literal[False] = False
+) -> Model: ...
+
+
+@overload
+def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool) -> nn.Module: ...
+
+
+def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool = False) -> nn.Module:
+    """A copy for inference only, with the same outputs up to rounding: masks baked in, batch norms folded, eval mode.
+
+    A batch norm goes where all it reads is the output of one convolution or linear layer that nothing else reads.
+    `channels_last` lays images out with channels innermost, which is faster for convolutions on CPUs; pass False where
+    it is not. `freeze` makes one graph of it that runs without Python (`torch.jit`), for inputs of the example's shape,
+    batch size included, and for the way they take through the model's code; convolutions get the form that suits the
+    sizes of their images. A model that can't be traced is returned unfrozen, with a warning. Outputs on random inputs
+    must equal the model's to 1e-10 in double precision, or nothing is returned. The model itself is not changed.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    >>> for_inference(model, torch.ones(1, 3, 8, 8))
+    Sequential(
+      (0): Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+      (1): Identity()
+      (2): ReLU()
+    )
+    """
+    if not isinstance(model, nn.Module):
+        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    ready = copy.deepcopy(model)
+    bake(ready)
+    vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's
+    ready.eval().requires_grad_(False)
+    seen = record(ready, example)
+    pairs = _pairs(ready, seen)
+    reference, folded = (double(copy.deepcopy(ready), seen.dtype) for _ in range(2))
+    _fold(folded, pairs)
+    _check(reference, folded, example, seen.dtype)
+    _fold(ready, pairs)
+    if channels_last and any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in ready.modules()):
+        memory_format.channels_last(ready)
+    if freeze:
+        try:
+            return _frozen(ready, reference, folded, example, channels_last)
+        except Exception as cause:
+            reason = str(cause).strip().splitlines()[:1] or [type(cause).__name__]
+            name = type(model).__name__
+            warnings.warn(f"{name} is made ready for inference, but not frozen: {reason[0]}", stacklevel=2)
+    return ready
+
+
+def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: Any, channels_last: bool) -> nn.Module:
+    """The frozen form of a folded model, of which there is a copy in double precision, and the unfolded one in it."""
+    seen = record(ready, example)
+    forms = choose_forms(ready, seen)
+    reshape(folded, forms, channels_last)
+    _check(reference, folded, example, seen.dtype)
+    shaped = copy.deepcopy(ready)
+    reshape(shaped, forms, channels_last)
+    if channels_last:
+        memory_format.channels_last(shaped)
+    pack(shaped, forms, channels_last)
+    return freeze_graph(shaped, ready, example)
+
+
+def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
+    """The paths of each layer and the norm that can be folded into it."""
+    found: list[tuple[str, str]] = []
+    for norm in seen.tape.steps:
+        if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
+            continue
+        layer = seen.makers.get(norm.inputs[0])
+        if layer is None or seen.reads[norm.inputs[0]] > 1:
+            continue
+        if not seen.alone(model, layer.module) or not seen.alone(model, norm.module):
+            continue
+        if type(model.get_submodule(layer.module)) in _LAYERS and _after(model.get_submodule(norm.module)) is not None:
+            found.append((layer.module, norm.module))
+    return found
+
+
+def _after(norm: Any) -> nn.Module | None:
+    """What is left of a norm once it is folded; None if that is not known."""
+    if type(norm) in _NORMS:
+        return nn.Identity()
+    if type(norm).__name__ == "BatchNormAct2d":  # timm's, which has an activation inside
+        return nn.Sequential(norm.drop, norm.act)
+    return None
+
+
+def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
+    for path, norm_path in pairs:
+        layer: Any = model.get_submodule(path)
+        norm: Any = model.get_submodule(norm_path)
+        weight: Tensor = layer.weight
+        gain = (norm.running_var.double() + norm.eps).rsqrt()
+        if norm.weight is not None:
+            gain = gain * norm.weight.double()
+        shift = -norm.running_mean.double() if layer.bias is None else layer.bias.double() - norm.running_mean.double()
+        shift = shift * gain if norm.bias is None else shift * gain + norm.bias.double()
+        if isinstance(layer, _TRANSPOSED):  # outputs are counted per group, in the second dimension
+            per_group = gain.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
+            rows = weight.double().unflatten(0, (layer.groups, -1)) * per_group
+            scaled = rows.flatten(0, 1)
+        else:
+            scaled = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))
+        layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
+        layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+        parent, _, name = norm_path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = _after(norm)
+
+
+def _check(reference: nn.Module, folded: nn.Module, example: Any, dtype: torch.dtype) -> None:
+    for seed in (None, 1):
+        inputs = inputs_like(example, seed, 1, dtype)
+        try:
+            compare(reference, folded, {}, {}, inputs, training=False)
+        except DifferenceError as difference:
+            raise SynflowError(
+                f"made ready for inference the model is not the same: {difference}; nothing is returned. "
+                "Norms after these layers may be looked at elsewhere in the model: leave it as it is"
+            ) from None

@@ -1,0 +1,223 @@
+"""A network made ready for inputs of one shape, as one graph that runs without Python.
+
+Convolutions take the form that suits the size of their images: of many positions, weights packed once and the ReLU
+inside, in whole vectors of channels; of the smallest images, one matrix. Then the network is traced and frozen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..compaction.aten_names import FLAT, ODD, POOLS, SAME
+from ..compaction.tape import Step, tensors_in
+from ..compaction.verification import inputs_like
+from ..errors import SynflowError
+from ..network.private_copy import arguments
+from .recorded_run import RecordedRun
+
+__all__ = ["Forms", "choose_forms", "freeze", "pack", "reshape"]
+
+VECTOR = 8  # channels that processors take at once; kernels are slow on what is left over
+WASTE = 1 / 8  # how much wider a layer may become for it
+MANY = 256  # positions from which on a convolution is worth oneDNN's calls
+LARGEST = 1 << 19  # entries of a matrix that still come from the cache
+# Channel by channel, so that a channel that nobody reads may be added; learned ones would need one more weight.
+_CHANNELWISE = (FLAT | ODD | SAME | POOLS) - {"prelu", "_prelu_kernel", "rrelu_with_noise", "native_dropout"}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Paths of convolutions: which get more outputs for whom, which become matrices (sizes of image in and out),
+    which are packed (shape of the input, path of the ReLU that goes inside); paths of pools: the size of the image."""
+
+    widened: list[tuple[str, str]]
+    matrices: dict[str, tuple[torch.Size, torch.Size]]
+    packed: dict[str, tuple[torch.Size, str | None]]
+    pools: dict[str, torch.Size]
+
+
+def choose_forms(model: nn.Module, seen: RecordedRun) -> Forms:
+    """What becomes of each convolution of a model whose norms are folded."""
+    widened: list[tuple[str, str]] = []
+    matrices: dict[str, tuple[torch.Size, torch.Size]] = {}
+    packed: dict[str, tuple[torch.Size, str | None]] = {}
+    pools: dict[str, torch.Size] = {}
+    for step in seen.tape.steps:
+        if step.name == "mean" and _called_once(model, seen, step, nn.AdaptiveAvgPool2d):
+            pools[step.module] = torch.Size(seen.tape.shapes[step.inputs[0]][2:])
+        layer = _plain_convolution(model, seen, step)
+        if layer is None:
+            continue
+        shape_in, shape_out = (torch.Size(seen.tape.shapes[n]) for n in (step.inputs[0], step.outputs[0]))
+        after = _next_convolution(model, seen, step)
+        if after is not None and layer.groups == 1 and 0 < -layer.out_channels % VECTOR <= WASTE * layer.out_channels:
+            widened.append((step.module, after))
+        positions = shape_in[2:].numel() * shape_out[2:].numel()
+        entries = positions * layer.in_channels * layer.out_channels
+        if layer.groups == 1 and positions <= 2 * layer.weight[0, 0].numel() and entries <= LARGEST:
+            matrices[step.module] = shape_in[2:], shape_out[2:]
+        elif shape_out[0] * shape_out[2:].numel() >= MANY:
+            relu = seen.reader(step.outputs[0])
+            inside = relu is not None and relu.name == "relu" and _called_once(model, seen, relu, nn.ReLU)
+            packed[step.module] = shape_in, relu.module if relu is not None and inside else None
+    return Forms(widened, matrices, packed, pools)
+
+
+def _plain_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> nn.Conv2d | None:
+    """The layer of a step that is a two-dimensional convolution, used once, all of whose forms are known."""
+    if step.name != "convolution" or not seen.alone(model, step.module):
+        return None
+    layer = model.get_submodule(step.module)
+    plain = type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return layer if isinstance(layer, nn.Conv2d) and plain and len(seen.tape.shapes[step.inputs[0]]) == 4 else None
+
+
+def _called_once(model: nn.Module, seen: RecordedRun, step: Step, kind: type[nn.Module]) -> bool:
+    """Is the step all that a module of exactly this kind does in a run?"""
+    module = model.get_submodule(step.module)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if type(module) is not kind or hooked:
+        return False
+    return sum((other.module, other.name) == (step.module, step.name) for other in seen.tape.steps) == 1
+
+
+def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | None:
+    """The path of the convolution that alone reads this one's channels, each for itself until then."""
+    number = step.outputs[0]
+    while (after := seen.reader(number)) is not None:
+        if after.name == "convolution" and after.inputs[0] == number:
+            layer = _plain_convolution(model, seen, after)
+            return after.module if layer is not None and layer.groups == 1 else None
+        if after.name not in _CHANNELWISE or any(seen.reads[other] for other in after.outputs[1:]):
+            return None
+        number = after.outputs[0]
+    return None
+
+
+def reshape(model: nn.Module, forms: Forms, channels_last: bool) -> None:
+    """Give convolutions their form, those that exist in any precision: the outputs stay the same up to rounding."""
+    for path, reader in forms.widened:
+        layer, after = model.get_submodule(path), model.get_submodule(reader)
+        assert isinstance(layer, nn.Conv2d)
+        assert isinstance(after, nn.Conv2d)
+        more = -layer.out_channels % VECTOR
+        layer.weight = _fixed(F.pad(layer.weight, (0, 0, 0, 0, 0, 0, 0, more)))
+        if layer.bias is not None:
+            layer.bias = _fixed(F.pad(layer.bias, (0, more)))
+        after.weight = _fixed(F.pad(after.weight, (0, 0, 0, 0, 0, more)))
+        layer.out_channels = after.in_channels = layer.out_channels + more
+    for path, (before, behind) in forms.matrices.items():
+        layer = model.get_submodule(path)
+        assert isinstance(layer, nn.Conv2d)
+        _replace(model, path, MatrixConvolution(layer, before, behind, channels_last))
+    for path, size in forms.pools.items():
+        _replace(model, path, nn.AvgPool2d((size[0], size[1])))
+
+
+def pack(model: nn.Module, forms: Forms, channels_last: bool) -> None:
+    """Pack weights as oneDNN wants them, which is possible in single precision only."""
+    if not torch.backends.mkldnn.is_available():
+        return
+    for path, (shape, relu) in forms.packed.items():
+        layer = model.get_submodule(path)
+        assert isinstance(layer, nn.Conv2d)
+        if layer.weight.dtype is torch.float32 and layer.weight.device.type == "cpu":
+            shape = torch.Size((shape[0], layer.in_channels, *shape[2:]))
+            _replace(model, path, PackedConvolution(layer, shape, relu is not None, channels_last))
+            if relu is not None:
+                _replace(model, relu, nn.Identity())
+
+
+class MatrixConvolution(nn.Module):
+    """A convolution of images so small that nearly all of them is seen at once: one matrix product."""
+
+    def __init__(self, layer: nn.Conv2d, before: torch.Size, behind: torch.Size, channels_last: bool) -> None:
+        super().__init__()
+        self.last, self.size, self.channels = channels_last, behind, layer.out_channels
+        inputs = layer.in_channels * before.numel()
+        shape = (inputs, *before, layer.in_channels) if channels_last else (inputs, layer.in_channels, *before)
+        units = torch.eye(inputs, dtype=layer.weight.dtype, device=layer.weight.device).reshape(shape)
+        options: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        with torch.no_grad():
+            images = units.permute(0, 3, 1, 2) if channels_last else units
+            outputs = F.conv2d(images, layer.weight, None, **options)
+            outputs = outputs.permute(0, 2, 3, 1) if channels_last else outputs
+            self.weight = _fixed(outputs.flatten(1).contiguous())
+            self.bias = None
+            if layer.bias is not None:
+                many = behind.numel()
+                self.bias = _fixed(layer.bias.repeat(many) if channels_last else layer.bias.repeat_interleave(many))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Every pixel to every pixel."""
+        flat = images.permute(0, 2, 3, 1) if self.last else images
+        outputs = F.linear(flat.flatten(1), self.weight.t(), self.bias)
+        if self.last:
+            return outputs.view(-1, *self.size, self.channels).permute(0, 3, 1, 2)
+        return outputs.view(-1, self.channels, *self.size)
+
+
+class PackedConvolution(nn.Module):
+    """A convolution whose weights oneDNN has packed for images of one size, perhaps with a ReLU behind it."""
+
+    def __init__(self, layer: nn.Conv2d, shape: torch.Size, relu: bool, channels_last: bool) -> None:
+        super().__init__()
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.packed = torch.ops.mkldnn_prepacked.conv2d_prepack(
+            layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups, list(shape),
+            "relu" if relu else "none",
+        )  # fmt: skip
+
+    def forward(self, images: Tensor) -> Tensor:
+        """As the convolution did."""
+        outputs: Tensor = torch.ops.mkldnn_prepacked.conv2d_run(
+            images.contiguous(memory_format=self.format), self.packed
+        )
+        return outputs
+
+
+def freeze(model: nn.Module, reference: nn.Module, example: Any) -> nn.Module:
+    """The model as one graph without Python, with the outputs of the reference on the example and on random inputs."""
+    args, kwargs = arguments(_same_kind(example, inputs_like(example, None, 1, torch.float32), model))
+    given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # that the shapes are those of the example, which is what is wanted
+        script: nn.Module = torch.jit.freeze(torch.jit.trace(model, **given, check_trace=False))
+        for seed in (None, 1, 2):  # three runs, after which the graph is optimised
+            inputs = _same_kind(example, inputs_like(example, seed, 1, torch.float32), model)
+            args, kwargs = arguments(inputs)
+            _compare(tensors_in(reference(*args, **kwargs)), tensors_in(script(*args, **kwargs)))
+    return script
+
+
+def _same_kind(example: Any, inputs: Any, model: nn.Module) -> Any:
+    """Inputs in the example's precision and on the model's device."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    kinds = iter([leaf.dtype for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)])
+    return pytree.tree_map(lambda leaf: leaf.to(device, next(kinds)) if isinstance(leaf, Tensor) else leaf, inputs)
+
+
+def _compare(expected: list[Tensor], got: list[Tensor]) -> None:
+    if [t.shape for t in expected] != [t.shape for t in got]:
+        raise SynflowError("outputs have other shapes")
+    for one, other in zip(expected, got, strict=True):
+        if one.numel() and one.is_floating_point():
+            gap, size = float((one.double() - other.double()).abs().max()), float(one.double().abs().max())
+            if not gap <= torch.finfo(one.dtype).eps ** 0.5 / 3 * size:  # 1e-4 in single precision
+                raise SynflowError(f"outputs differ by {gap:.1e}, the largest is {size:.1e}")
+
+
+def _fixed(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach(), requires_grad=False)
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = module

@@ -1,0 +1,125 @@
+"""A network as an ONNX file, which onnxruntime has run and found to give the same outputs."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..compaction.tape import tensors_in
+from ..errors import SynflowError, need
+from ..masks.attach import bake
+from ..network.private_copy import arguments
+from ..support.atomic_files import replacing
+
+__all__ = ["export_onnx", "onnx_session"]
+
+
+def export_onnx(
+    model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4, dynamic_batch: bool = True
+) -> Path:
+    """Write a model in eval mode, its masks baked in, to an ONNX file; nothing is written unless outputs agree.
+
+    The file is run in onnxruntime on the example and on random numbers of its shape; outputs may differ from torch's by
+    `tolerance` of their size. With `dynamic_batch` the first dimension of every input is free, where the model allows.
+    The model is not changed. Returns the path.
+    """
+    need("onnx", extra="onnx")
+    need("onnxscript", extra="onnx")
+    need("onnxruntime", extra="onnx")
+    path = Path(path)
+    plain = copy.deepcopy(model)
+    bake(plain)
+    plain.eval().requires_grad_(False)
+    example = _on(example, _device(plain))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        _write(plain, example, temporary, dynamic_batch)
+        for inputs in (example, _random(example)):
+            _check(plain, inputs, temporary, tolerance)
+    return path
+
+
+def onnx_session(path: str | os.PathLike[str], threads: int = 0) -> Any:
+    """An onnxruntime session on the CPU; no threads given means as many as onnxruntime likes."""
+    runtime = need("onnxruntime", extra="onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Idle threads of one session must not take the processor from another that is measured beside it.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+
+
+def feeds(session: Any, inputs: Any) -> dict[str, Any]:
+    """The inputs of a model by the names they have in its file, as arrays."""
+    args, kwargs = arguments(inputs)
+    flat = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    return {slot.name: t.detach().cpu().numpy() for slot, t in zip(session.get_inputs(), flat, strict=True)}
+
+
+def _write(model: nn.Module, example: Any, path: Path, dynamic_batch: bool) -> None:
+    args, kwargs = arguments(_several(example) if dynamic_batch else example)
+
+    def free(leaf: Any) -> Any:
+        return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() else None
+
+    shapes = pytree.tree_map(free, kwargs or args) if dynamic_batch else None
+    with torch.no_grad():
+        program = torch.onnx.export(
+            model, args, kwargs=kwargs or None, dynamo=True, dynamic_shapes=shapes, verbose=False, external_data=False
+        )
+    assert program is not None
+    program.save(os.fspath(path), external_data=False)
+
+
+def _several(example: Any) -> Any:
+    """A batch of one twice over, since a size of one can't be told from a fixed one."""
+    if {t.shape[0] if t.dim() else 0 for t in tensors_in(example)} != {1}:
+        return example
+    return pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, example)
+
+
+def _check(model: nn.Module, inputs: Any, path: Path, tolerance: float) -> None:
+    args, kwargs = arguments(inputs)
+    with torch.no_grad():
+        expected = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
+    session = onnx_session(path)
+    results = [torch.from_numpy(array) for array in session.run(None, feeds(session, inputs))]
+    got = [t for t in results if t.is_floating_point()]
+    if len(expected) != len(got):
+        raise SynflowError(f"ONNX: the model has {len(expected)} outputs, its file {len(got)}; nothing was written")
+    for place, (a, b) in enumerate(zip(expected, got, strict=True)):
+        a = a.cpu()
+        scale = max(1.0, float(a.abs().max())) if a.numel() else 1.0
+        error = float((a - b).abs().max()) / scale if a.numel() else 0.0
+        if a.shape != b.shape or not error <= tolerance:
+            raise SynflowError(
+                f"ONNX: output {place} of the file differs from the model's by {error:.1e} of its size, allowed are "
+                f"{tolerance:.0e}; nothing was written. Raise tolerance= if the model works in low precision"
+            )
+
+
+def _random(example: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return torch.randn(leaf.shape, generator=generator).to(leaf)
+        return leaf
+
+    return pytree.tree_map(draw, example)
+
+
+def _on(example: Any, device: torch.device) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example)
+
+
+def _device(model: nn.Module) -> torch.device:
+    tensor = next(model.parameters(), None)
+    return torch.device("cpu") if tensor is None else tensor.device

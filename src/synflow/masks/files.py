@@ -1,0 +1,175 @@
+"""Masks in files: one bit per weight, and everything that is needed to trust them.
+
+A file is a safetensors file whose tensors are the bit-packed masks and whose metadata say where they come from. Its
+bytes are a function of its contents: equal masks give equal files, and a file that differs in a single bit from what
+its contents would be written as is refused. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from .._version import __version__
+from ..errors import SynflowError
+from ..support.atomic_files import write_bytes
+from .attach import check_masks, fingerprint, fingerprint_of, named_weights
+from .results import Masks
+
+__all__ = ["load_masks", "save_masks"]
+
+FORMAT, VERSION = "synflow masks", 1
+Packed = dict[str, bytes]
+_deserialize: Any = safetensors.deserialize
+
+
+def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **about: str | int | float | None) -> None:
+    """Write masks to a file, one bit per weight, with what is known about them; an old file is replaced in one go.
+
+    What `prune` says about its masks (method, compression, seed, architecture) goes in by itself; keywords add to it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "masks.safetensors")
+    >>> save_masks({"weight": torch.tensor([[True, False]])}, path, method="by hand")
+    >>> masks = load_masks(path, nn.Linear(2, 1, bias=False))
+    >>> masks, masks.about["method"]
+    ({'weight': tensor([[ True, False]])}, 'by hand')
+    """
+    known = {**getattr(masks, "about", {}), **about}
+    for key, value in known.items():
+        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+            raise SynflowError(f"about {key!r}: only text and finite numbers can be saved, got {value!r}")
+    packed = {name: _packed(name, mask) for name, mask in masks.items()}
+    shapes = {name: list(mask.shape) for name, mask in masks.items()}
+    of_model = known.pop("fingerprint", None)
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "synflow": __version__,
+        "about": _text(known),
+        "shapes": _text(shapes),
+        "fingerprint": str(of_model or fingerprint_of(shapes)),
+        "fingerprint of": "model" if of_model else "masks",
+    }
+    write_bytes(path, _encoded(packed, {**metadata, "checksum": _checksum(packed, metadata)}))
+
+
+def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> Masks:
+    """Read masks and check that the file is whole and, given a model, that they were made for its architecture.
+
+    With a model, each mask is on the device of its weight. `about` of the result is what the file says of its origin.
+    """
+    path = Path(path)
+    packed, metadata = _decoded(path)
+    with _or_corrupt(path):
+        shapes, about = json.loads(metadata["shapes"]), json.loads(metadata["about"])
+        masks = {name: _unpacked(packed[name], shape) for name, shape in shapes.items()}
+        if metadata["fingerprint of"] == "model":
+            about["fingerprint"] = metadata["fingerprint"]
+        loaded = Masks(masks, about)
+        _require(list(masks) == list(packed), "its list of shapes does not match the masks in it")
+    if model is None:
+        return loaded
+    try:
+        check_masks(masks, model)
+    except SynflowError as cause:
+        raise SynflowError(f"{path}: {cause}") from cause
+    if "fingerprint" in about and about["fingerprint"] != fingerprint(model):
+        raise SynflowError(
+            f"{path}: every mask fits a weight, but the masks were made for another architecture (layers without mask "
+            "differ); if that is meant, attach(model, load_masks(path))"
+        )
+    weights = named_weights(model)
+    loaded.update({name: mask.to(weights[name].device) for name, mask in masks.items()})
+    return loaded
+
+
+def _packed(name: str, mask: Tensor) -> bytes:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise SynflowError(f"{name}: a mask is a boolean tensor, True where kept, got {got}; try mask != 0")
+    return np.packbits(mask.detach().cpu().numpy().ravel(), bitorder="little").tobytes()
+
+
+def _unpacked(data: bytes, shape: list[int]) -> Tensor:
+    _require(all(type(size) is int and size >= 0 for size in shape), "a shape is not a list of sizes")
+    numel = math.prod(shape)
+    _require(len(data) == -(-numel // 8), "the size of a mask does not match its shape")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    _require(not bits[numel:].any(), "there is something behind the last weight of a mask")
+    return torch.from_numpy(bits[:numel].astype(bool)).reshape(shape)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _checksum(packed: Packed, metadata: Mapping[str, str]) -> str:
+    digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in packed.items()]
+    return hashlib.sha256(_text([metadata, digests]).encode()).hexdigest()
+
+
+def _encoded(packed: Packed, metadata: Mapping[str, str]) -> bytes:
+    """The file, canonical where safetensors leaves a choice (order, spaces, padding)."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, data in packed.items():
+        if not isinstance(name, str) or name in header or not name.isprintable() or not name:
+            raise SynflowError(f"{name!r} cannot be the name of a mask; use the names of model.named_parameters()")
+        start, end = end, end + len(data)
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [start, end]}
+    text = _text(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(packed.values())
+
+
+def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
+    """What a file holds, once it is certain that it is one of ours and whole."""
+    if not path.is_file():
+        raise SynflowError(f"{path}: there is no such file")
+    try:
+        data = path.read_bytes()
+        tensors = dict(_deserialize(data))
+    except OSError as cause:
+        raise SynflowError(f"{path} cannot be read: {cause}") from cause
+    except safetensors.SafetensorError as cause:
+        raise SynflowError(f"{path} is no safetensors file, or it is damaged: {cause}") from cause
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+    if metadata.get("format") != FORMAT:
+        raise SynflowError(f"{path} is a safetensors file, but not one of masks; masks are written by save_masks")
+    if metadata.get("version") != str(VERSION):
+        got = metadata.get("version")
+        raise SynflowError(f"{path} has format {got!r}, synflow {__version__} reads format {VERSION}; upgrade synflow")
+    with _or_corrupt(path):
+        packed = {name: bytes(tensors[name]["data"]) for name in header}
+        claimed = metadata["checksum"]
+        rest = {key: value for key, value in metadata.items() if key != "checksum"}
+        _require(claimed == _checksum(packed, rest), "its contents do not match its checksum")
+        _require(_encoded(packed, metadata) == data, "it was changed after it was written")
+    return packed, metadata
+
+
+@contextmanager
+def _or_corrupt(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside comes from what the file says."""
+    try:
+        yield
+    except Exception as cause:
+        raise SynflowError(f"{path} is damaged: {cause}; nothing was loaded, write it anew") from cause
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise SynflowError(otherwise)

@@ -1,0 +1,237 @@
+"""Models by name: built-in, `timm:NAME`, `torchvision:NAME`, `transformers:NAME_OR_CONFIG`, `file.py:factory`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import SynflowError, need, similar
+from .built_in import MODELS, build
+from .inputs import describe, example_from, first_linear, shape_of, vocabulary
+from .torchvision_cure import cure_torchvision
+from .weights import load_weights
+
+__all__ = ["LIBRARIES", "Source", "is_file", "load_model", "names_in"]
+
+LIBRARIES = {"timm": "vision", "torchvision": "vision", "transformers": "hf"}
+Built = tuple[nn.Module, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model with an example of its inputs, and what is needed to build the same again."""
+
+    spec: str
+    model: nn.Module
+    example: Any
+    classes: int | None
+    seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `load_model` needs to build this model again, its weights aside."""
+        return {
+            "model": self.spec,
+            "input": describe(self.example),
+            "classes": self.classes,
+            "seed": self.seed,
+        }
+
+
+def load_model(
+    spec: str,
+    *,
+    inputs: Sequence[str] = (),
+    classes: int | None = None,
+    seed: int = 0,
+    weights: Path | None = None,
+    device: str = "cpu",
+) -> Source:
+    """Build a model with fresh weights from the seed (or those of a file), and an example it was seen to run on."""
+    torch.manual_seed(seed)
+    prefix, _, name = spec.partition(":")
+    if is_file(spec):
+        model, example = _from_file(spec)
+    elif prefix in LIBRARIES and name:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails in the end is told once, by us
+        cure_torchvision()
+        library = need(prefix, extra=LIBRARIES[prefix])
+        model, example = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix](
+            library, name, classes
+        )
+    else:
+        model, example = _built_in(spec, inputs, classes)
+    if inputs:
+        example = example_from(inputs, vocabulary(model))
+    if example is None:
+        example = first_linear(model)
+    if example is None:
+        raise SynflowError(
+            f"the input of {spec} is not known; give its shape, batch first: --input 1x3x224x224 "
+            "(or let the factory return the model and an example)"
+        )
+    if weights is not None:
+        load_weights(model, weights)
+    _check_runs(spec, model, example)
+    return Source(spec, _moved(model, device), example, classes, seed)
+
+
+def is_file(spec: str) -> bool:
+    """Whether a model is named by a Python file, which runs when the model is built."""
+    path, colon, _ = spec.rpartition(":")
+    return bool(colon) and path.endswith(".py")
+
+
+def names_in(library: str) -> list[str]:
+    """The names of the models of timm or torchvision."""
+    cure_torchvision()
+    module = need(library, extra=LIBRARIES[library])
+    if library == "timm":
+        return list(module.list_models())
+    return list(need("torchvision.models", extra="vision").list_models())
+
+
+def _built_in(spec: str, inputs: Sequence[str], classes: int | None) -> Built:
+    if spec not in MODELS:
+        raise SynflowError(
+            f"no model {spec!r}{similar(spec, MODELS)}; `synflow models` lists the built-in ones, others are "
+            "timm:NAME, torchvision:NAME, transformers:NAME_OR_CONFIG and path/to/file.py:factory"
+        )
+    shape = shape_of(inputs[0]) if inputs else (1, 3, 32, 32)
+    return build(spec, classes=classes or 10, input_shape=shape[1:]), torch.ones(shape)
+
+
+def _timm(library: Any, name: str, classes: int | None) -> Built:
+    if name.split(".")[0] not in library.list_models():
+        raise SynflowError(
+            f"timm has no model {name!r}{similar(name, library.list_models())}; see `synflow models timm`"
+        )
+    options = {} if classes is None else {"num_classes": classes}
+    model: nn.Module = library.create_model(name, pretrained=False, **options)
+    size = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
+    return model, torch.ones(1, *size)
+
+
+def _torchvision(library: Any, name: str, classes: int | None) -> Built:
+    models = need("torchvision.models", extra="vision")
+    if name not in models.list_models():
+        raise SynflowError(
+            f"torchvision has no model {name!r}{similar(name, models.list_models())}; see `synflow models torchvision`"
+        )
+    options = {} if classes is None else {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):
+        options |= {"init_weights": True}
+    model: nn.Module = models.get_model(name, weights=None, **options)
+    if name in models.list_models(module=library.models.video):
+        return model, torch.ones(1, 3, 16, 224 if "swin" in name or "mvit" in name else 112, 224)
+    side = 299 if name == "inception_v3" else 224
+    return model, torch.ones(1, 3, side, side)
+
+
+def _transformers(library: Any, name: str, classes: int | None) -> Built:
+    path = Path(name)
+    options = {} if classes is None else {"num_labels": classes}
+    try:
+        if path.exists() or "/" in name:
+            config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+        elif name in library.CONFIG_MAPPING:
+            config = library.AutoConfig.for_model(name, **options)
+        else:
+            raise SynflowError(
+                f"transformers has no model type {name!r}{similar(name, library.CONFIG_MAPPING)}; give a type, a "
+                "config.json, or a name on the hub"
+            )
+        kind = getattr(library, (config.architectures or [""])[0], None)
+        model: nn.Module = library.AutoModel.from_config(config) if kind is None else kind(config)
+    except SynflowError:
+        raise
+    except Exception as cause:  # what a config can do wrong is as varied as the models
+        raise SynflowError(
+            f"transformers:{name} cannot be built: {type(cause).__name__}: {_line(cause)} Without the hub, give a type "
+            "such as bert or gpt2, or a config.json of yours"
+        ) from cause
+    return model, _transformers_example(model, config)
+
+
+def _transformers_example(model: nn.Module, config: Any) -> Any:
+    """The inputs that most models of transformers take; others are named with --input."""
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if main == "pixel_values":
+        side = getattr(config, "image_size", None) or 224
+        sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
+        return {main: torch.ones(1, getattr(config, "num_channels", 3), *sides)}
+    if main == "input_values":
+        return {main: torch.ones(1, 4000)}
+    texts = [f"{main}=1x8:int64"]
+    if getattr(config, "is_encoder_decoder", False):
+        texts.append("decoder_input_ids=1x8:int64")
+    return example_from(texts, vocabulary(model))
+
+
+def _from_file(spec: str) -> Built:
+    name, _, factory = spec.rpartition(":")
+    path = Path(name)
+    if not path.is_file():
+        raise SynflowError(f"{path}: there is no such file; MODEL is path/to/file.py:factory")
+    module_spec = importlib.util.spec_from_file_location(f"synflow_model_{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as cause:
+        raise SynflowError(f"{path} fails when it is imported: {type(cause).__name__}: {_line(cause)}") from cause
+    function = getattr(module, factory, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise SynflowError(f"{path} has no function {factory!r}; it has {', '.join(found[:8]) or 'none at all'}")
+    try:
+        made = function()
+    except Exception as cause:
+        raise SynflowError(f"{spec} fails: {type(cause).__name__}: {_line(cause)}") from cause
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise SynflowError(
+            f"{spec} returned {type(model).__name__}; a factory returns a torch.nn.Module, or one with an example"
+        )
+    return model, getattr(model, "example_input_array", None) if example is None else example
+
+
+def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
+    """Run the model once, so that a wrong shape is told before anything is computed."""
+    from ..network.private_copy import arguments
+
+    args, kwargs = arguments(example)
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(*args, **kwargs)
+    except Exception as cause:
+        shapes = ", ".join(describe(example)) or "none"
+        raise SynflowError(
+            f"{spec} does not run on an input of shape {shapes}: {_line(cause)}. Give the right shape with --input"
+        ) from cause
+    finally:
+        model.train(training)
+
+
+def _moved(model: nn.Module, device: str) -> nn.Module:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as cause:
+        raise SynflowError(f"device {device!r} cannot be used: {_line(cause)}") from cause
+
+
+def _line(cause: BaseException) -> str:
+    """An error's message in one line."""
+    text = " ".join(str(cause).split())
+    return text if len(text) <= 300 else text[:297] + "..."

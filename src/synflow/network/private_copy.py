@@ -1,0 +1,245 @@
+"""A private copy of a model on which weights can be replaced: whatever happens there, the user's model is untouched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import SynflowError
+from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
+from .selection import Select, check_finite, prunable, slots
+
+Loss = Callable[[Any, Any], Tensor]
+Batch = tuple[Any, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass
+class Network:
+    """What a score sees: the prunable weights by name, the example, the data, and a copy of the model to run.
+
+    `weights` are the user's own tensors, detached: read them, do not write. `batches` raises when no data was given.
+    `seed` is for scores that draw random numbers; `constants` is what flow passes remember of other parameters.
+    """
+
+    model: nn.Module
+    weights: dict[str, Tensor]
+    example: Any
+    data: Iterable[Batch] | None = None
+    loss: Loss = F.cross_entropy
+    seed: int = 0
+    score_name: str = "this score"
+    _slots: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict, repr=False)
+    _batches: list[Batch] | None = field(default=None, repr=False)
+    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
+    _replaced: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _reached_around: bool = False
+    constants: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.weights.values())).device
+
+    @property
+    def size(self) -> int:
+        """N, the number of prunable weights."""
+        return sum(weight.numel() for weight in self.weights.values())
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The data, read once: every pass and every step sees the same batches."""
+        if self.data is None:
+            raise SynflowError(
+                f"{self.score_name} needs data; pass data=[(inputs, targets), ...], e.g. a DataLoader of a few "
+                "batches, or choose a data-free score such as 'synflow'"
+            )
+        if self._batches is None:
+            batches = [_checked_batch(batch, position) for position, batch in enumerate(self.data)]
+            if not batches:
+                raise SynflowError("data is empty (an exhausted iterator?); pass a list or a DataLoader of batches")
+            self._batches = [(move(inputs, self.device), move(targets, self.device)) for inputs, targets in batches]
+        return self._batches
+
+    def replace(self, weights: Mapping[str, Tensor]) -> None:
+        """Put other tensors in the places of the prunable weights of the copy."""
+        for name, tensor in weights.items():
+            self._replaced[id(self._originals[name])] = tensor
+            for module, attribute in self._slots[name]:
+                module._parameters[attribute] = tensor  # type: ignore[assignment]
+        for module in self.model.modules():
+            if isinstance(module, nn.RNNBase):
+                module._flat_weights = [getattr(module, n) for n in module._flat_weights_names]
+
+    def put_back(self) -> None:
+        """The weights themselves again in the places of the copy."""
+        self.replace(self._originals)
+
+    def call(self, inputs: Any) -> Any:
+        """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments."""
+        args, kwargs = arguments(inputs)
+        if not self._reached_around:
+            return self.model(*args, **kwargs)
+        with _Substitution(self._replaced):
+            return self.model(*args, **kwargs)
+
+
+@plain_tensors
+def open_network(
+    model: nn.Module,
+    example: Any,
+    *,
+    select: Select = None,
+    protect: str | Iterable[str] = (),
+    data: Iterable[Batch] | None = None,
+    loss: Loss = F.cross_entropy,
+    seed: int = 0,
+    score_name: str = "this score",
+    own: bool = False,
+) -> Network:
+    """Check a model and make the private copy that scores work on; tensors are shared until they are replaced.
+
+    With `own` the model is nobody else's, was checked before, and is not copied.
+    """
+    if not isinstance(model, nn.Module):
+        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    chosen = prunable(model, select, protect)
+    for name, parameter in chosen.items():
+        if not own:
+            check_finite(name, parameter.detach())
+    twin = model if own else private_copy(model, chosen)
+    weights = {name: parameter.detach() for name, parameter in chosen.items()}
+    network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen))
+    network._originals = chosen  # held, so that their ids stay theirs
+    network._reached_around = _has_own_functions(model)
+    network.example = move(example, network.device)
+    return network
+
+
+def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
+    """A copy of the module tree that shares the named parameters (by default all); the rest it may write to."""
+    names = None if shared is None else set(shared)
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        share = names is None or name in names
+        own = parameter if share else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        memo[id(parameter)] = own
+    for module in model.modules():
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                memo[id(buffer)] = buffer.detach().clone()
+        for name, value in vars(module).items():
+            # Non-leaf tensors kept as attributes (old-style weight norm) cannot be deep-copied, and need not be.
+            if isinstance(value, Tensor) and name not in ("_parameters", "_buffers"):
+                memo.setdefault(id(value), value.detach() if value.grad_fn is not None else value)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as cause:
+        raise SynflowError(
+            f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}); pruning works on a copy so "
+            "that the model stays untouched: make it deep-copyable, e.g. by a __deepcopy__ on the offending attribute"
+        ) from cause
+
+
+class _Substitution(SafeMode):
+    """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
+
+    def __init__(self, replaced: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.replaced = replaced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self.entered:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _has_own_functions(model: nn.Module) -> bool:
+    """Whether an instance carries functions (a patched forward, a hook), which a copy shares with the original."""
+    kinds = (FunctionType, partial)
+    for module in model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(isinstance(value, kinds) for value in (*vars(module).values(), *hooks)):
+            return True
+    return False
+
+
+@contextmanager
+def isolated(seed: int, device: torch.device) -> Any:
+    """Gradients on, autocast off, random numbers from the seed; the caller's modes and RNG come back afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        _seed(seed, device)
+        yield
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    # torch.manual_seed also queues a seed, with a stack trace, for every kind of device that is not there.
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.manual_seed(seed)
+
+
+def restoring(function: Callable[P, R]) -> Callable[P, R]:
+    """A second fence around `isolated`: a single Ctrl-C can skip the way out of one context, not of two."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
+        depth = torch._C._len_torch_function_stack()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            pop_modes(depth)
+            torch._C._set_grad_enabled(gradients)
+            torch.default_generator.set_state(state)
+
+    return run
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from what the user gave as inputs."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """The same nested arguments with all tensors on a device."""
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, _plain(tree))
+
+
+def _plain(tree: Any) -> Any:
+    """Mappings that are not dicts (a tokenizer's output) as dicts, so that every tensor in them is found."""
+    return dict(tree) if isinstance(tree, Mapping) and not isinstance(tree, dict) else tree
+
+
+def _checked_batch(batch: Any, position: int) -> Batch:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        kind = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise SynflowError(f"data: batch {position} is a {kind}, expected a pair (inputs, targets)")
+    return batch[0], batch[1]

@@ -1,0 +1,149 @@
+"""Which parameters may be pruned, under which names, and where each of them sits in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from ..errors import SynflowError
+
+Select: TypeAlias = "str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None"
+
+# Layers whose weights are pruned by default, and what these weights are called there.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
+    ((nn.Linear, nn.Bilinear, *_CONVOLUTIONS), ("weight",)),
+    ((nn.MultiheadAttention,), ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")),
+    ((nn.RNNBase, nn.RNNCellBase), ("weight_*",)),
+)
+
+
+def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[str] = ()) -> dict[str, nn.Parameter]:
+    """The parameters that may be pruned, by name, each tied tensor once under its first name.
+
+    By default the weights of linear, convolution, attention and recurrent layers; no biases, norms, embeddings (nor
+    what is tied to one), nor weight-normed layers, whose rows cannot be all zero (remove the norm first). Patterns
+    choose among the parameters with two or more dimensions and match a parameter's name or the path of a module above
+    it; a predicate `(name, parameter) -> bool` sees every floating parameter.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    >>> list(prunable(model)), list(prunable(model, protect="2"))
+    (['0.weight', '2.weight'], ['0.weight'])
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if isinstance(parameter, UninitializedParameter) or parameter.is_floating_point()
+    }
+    if select is None:
+        wanted = _default_names(model)
+        chosen = {name: p for name, p in parameters.items() if name in wanted}
+    elif callable(select):
+        chosen = {name: p for name, p in parameters.items() if select(name, p)}
+    else:
+        matrices = {name: p for name, p in parameters.items() if p.dim() > 1}
+        names = _matching(matrices, select, "select")
+        chosen = {name: p for name, p in matrices.items() if name in names}
+    shielded = _matching(parameters, protect, "protect")
+    chosen = {name: p for name, p in chosen.items() if name not in shielded}
+    for name, parameter in chosen.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
+        if parameter.is_meta:
+            raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
+    chosen = {name: p for name, p in chosen.items() if p.numel()}
+    if not chosen:
+        raise SynflowError(
+            f"{type(model).__name__} has nothing to prune: of {len(parameters)} parameters none is the weight of a "
+            "linear, convolution, attention or recurrent layer (or all are protected); name some with select=[...]"
+        )
+    return chosen
+
+
+def _default_names(model: nn.Module) -> set[str]:
+    first = {id(p): name for name, p in model.named_parameters()}
+    embeddings = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        for p in module.parameters(recurse=False)
+    }
+    names = set()
+    for module in model.modules():
+        for attribute in _weight_attributes(module):
+            parameter = _stored(module, attribute)
+            if parameter is not None and id(parameter) not in embeddings and id(parameter) in first:
+                names.add(first[id(parameter)])
+    return names
+
+
+def _weight_attributes(module: nn.Module) -> list[str]:
+    for classes, patterns in _LAYERS:
+        if isinstance(module, classes):
+            names = list(module._parameters)
+            names += list(getattr(module, "parametrizations", {}))
+            # Old-style spectral norm keeps the tensor under another name.
+            names += [name.removesuffix("_orig") for name in module._parameters if name.endswith("_orig")]
+            return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    # transformers' Conv1D is a linear layer with the weight transposed, and no subclass of nn.Linear.
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        return ["weight"]
+    return []
+
+
+def _stored(module: nn.Module, attribute: str) -> Tensor | None:
+    """The parameter behind an attribute; of a parametrized one (weight norm, masks) the tensor that it is made of."""
+    parametrized = getattr(module, "parametrizations", {})
+    if attribute not in parametrized:
+        return module._parameters.get(attribute, module._parameters.get(f"{attribute}_orig"))
+    # Weight norm keeps two tensors, "original0" and "original1": a row of the second that is all pruned would be
+    # divided by its length of zero, so such layers stay dense unless they are selected by name.
+    original: Tensor | None = parametrized[attribute]._parameters.get("original")
+    return original
+
+
+def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str) -> set[str]:
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    matched: set[str] = set()
+    for pattern in patterns:
+        hits = {name for name in parameters if any(fnmatchcase(path, pattern) for path in _paths(name))}
+        if not hits:
+            examples = ", ".join(list(parameters)[:3])
+            raise SynflowError(
+                f"{option}: the pattern {pattern!r} matches no parameter; names look like {examples}; "
+                "a module's path stands for all below it, * for any part"
+            )
+        matched |= hits
+    return matched
+
+
+def _paths(name: str) -> list[str]:
+    """A parameter's name and the paths of the modules above it."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def slots(model: nn.Module, names: Iterable[str]) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Every place where each named parameter is registered (a tied tensor has several)."""
+    wanted = {id(p): name for name, p in model.named_parameters() if name in set(names)}
+    found: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in wanted.values()}
+    for module in model.modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in wanted:
+                found[wanted[id(parameter)]].append((module, attribute))
+    return found
+
+
+def check_finite(name: str, weight: Tensor) -> None:
+    """Refuse weights that no score can rank."""
+    if bool(torch.isfinite(weight.sum())):
+        return  # one pass that writes nothing; a sum may also overflow
+    finite = torch.isfinite(weight)
+    if not bool(finite.all()):
+        count = weight.numel() - int(finite.sum())
+        raise SynflowError(f"{name}: {count} of {weight.numel()} weights are nan or inf; initialise the model again")

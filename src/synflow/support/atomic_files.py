@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import SynflowError
+
+__all__ = ["replacing", "unwritable", "write_bytes"]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]:
+    """A name in the same folder to write to; at the end the file is flushed to the disk and renamed to `path`.
+
+    Readers see the old file or the new one, never a part, and a failure leaves the old one as it was. The temporary
+    name keeps the ending, which some writers go by. A link is followed, so that it stays one.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".synflow-{secrets.token_hex(8)}{target.suffix}")
+    try:
+        try:
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as cause:
+        raise unwritable(target, cause, way_out) from cause
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, way_out: str = "") -> None:
+    """Write a file in one go.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "greeting")
+    >>> write_bytes(path, b"hello")
+    >>> [file.name for file in path.parent.iterdir()], path.read_bytes()
+    (['greeting'], b'hello')
+    """
+    with replacing(path, way_out) as temporary:
+        temporary.write_bytes(data)
+
+
+def unwritable(path: Path, cause: OSError, way_out: str = "") -> SynflowError:
+    """What to say when a file cannot be written."""
+    hint = f". {way_out}" if way_out else ""
+    return SynflowError(
+        f"{path} cannot be written: {cause.strerror or cause}; what was there before is unchanged{hint}"
+    )

@@ -1,0 +1,56 @@
+"""Keep the best of many scores: exactly as many as asked for, ties broken by position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import SynflowError
+from . import chunked
+
+
+def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Keep the `count` candidates with the highest scores; among equals, those that come first.
+
+    >>> scores = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([1.0, 2.0])}
+    >>> keep_best(scores, {name: torch.ones(2, dtype=torch.bool) for name in scores}, 3)
+    {'a': tensor([True, True]), 'b': tensor([False,  True])}
+    """
+    scores = _comparable(scores)
+    for name in candidates:
+        _check_ordered(name, scores[name])
+    total = chunked.count(candidates)
+    if count > total:
+        raise SynflowError(f"{count} weights are to stay but only {total} are left; ask for a higher compression")
+    if count == total:
+        return {name: mask.clone() for name, mask in candidates.items()}
+    if count == 0:
+        return {name: torch.zeros_like(mask) for name, mask in candidates.items()}
+    threshold = chunked.kth_largest(scores, candidates, count, total)
+    kept = {name: torch.gt(scores[name], threshold).logical_and_(mask) for name, mask in candidates.items()}
+    missing = count - chunked.count(kept)
+    for name, mask in kept.items():
+        if missing == 0:
+            break
+        ties = torch.nonzero((candidates[name] & (scores[name] == threshold)).flatten()).flatten()[:missing]
+        mask.view(-1)[ties] = True
+        missing -= ties.numel()
+    return kept
+
+
+def _comparable(scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Scores of different types, or of types that cannot be ranked as they are, in one type."""
+    types = {score.dtype for score in scores.values()}
+    if types in ({torch.float32}, {torch.float64}):
+        return scores
+    narrow = types <= {torch.float16, torch.bfloat16, torch.float32}
+    return {name: score.to(torch.float32 if narrow else torch.float64) for name, score in scores.items()}
+
+
+def _check_ordered(name: str, scores: Tensor) -> None:
+    """Refuse scores that have no order; one sum finds a nan anywhere."""
+    if bool(torch.isnan(scores.sum())) and bool(torch.isnan(scores).any()):
+        bad = int(torch.isnan(scores).sum())
+        raise SynflowError(f"{name}: {bad} of {scores.numel()} scores are nan; no ranking is possible")

@@ -1,0 +1,121 @@
+"""Gradients left as factors are the gradients that autograd computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import synflow
+import zoo
+from synflow.engine import factored_layers as capture
+from synflow.engine.factored_gradient import Sensitivity
+from synflow.engine.fast import Survivors
+from synflow.engine.select_lightest import Scored
+from synflow.flow.measure import absolute, measure
+from synflow.flow.paths import _ones
+from synflow.network.private_copy import open_network
+
+
+def both(model: nn.Module, example: object) -> tuple[dict, dict]:
+    network = open_network(model, example)
+    magnitudes = absolute(network, None)
+    held = measure(network, magnitudes=magnitudes)
+    lazy = measure(network, magnitudes=magnitudes, lazy=True)
+    assert lazy.value == pytest.approx(held.value, rel=1e-12)
+    assert lazy.exponent == held.exponent
+    assert lazy.scores == {}
+    return held.scores, Scored(magnitudes, _ones(network, None), lazy.sensitivities).whole()
+
+
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_scores_of_every_network_of_the_zoo(name: str) -> None:
+    sample = zoo.ZOO[name]()
+    held, lazy = both(sample.model.double(), sample.example)
+    assert held.keys() == lazy.keys()
+    for key, scores in held.items():
+        torch.testing.assert_close(lazy[key], scores, rtol=1e-9, atol=1e-12)
+
+
+class Wide(nn.Module):
+    """Layers with far more weights than positions, in the forms that are left as factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(24, 64, 3, stride=2, padding=1, dilation=2, bias=False)
+        self.linear = nn.Linear(64, 96)
+        self.matrix = nn.Parameter(torch.randn(96, 80))
+        self.again = nn.Linear(80, 80)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu().flatten(2).sum(-1)
+        x = self.linear(x).relu() @ self.matrix
+        return self.again(self.again(x).relu())  # used twice
+
+
+def test_thin_layers_hold_no_gradient() -> None:
+    torch.manual_seed(0)
+    model, example = Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64)
+    network = open_network(model, example, select="*")
+    lazy = measure(network, lazy=True)
+    held = measure(network).scores
+    assert {name for name, s in lazy.sensitivities.items() if s.dense is None} == set(held) - {"linear.bias"}
+    assert len(lazy.sensitivities["again.weight"].uses) == 2
+    scores = Scored(absolute(network, None), _ones(network, None), lazy.sensitivities).whole()
+    for name in ("first.weight", "linear.weight", "matrix", "again.weight"):
+        torch.testing.assert_close(scores[name], held[name], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", ["first.weight", "again.weight"])
+def test_single_positions(name: str) -> None:
+    torch.manual_seed(1)
+    network = open_network(Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64), select="*.weight")
+    sensitivity = measure(network, lazy=True).sensitivities[name]
+    whole = torch.empty(sensitivity.rows, sensitivity.columns, dtype=torch.float64)
+    sensitivity.block(sensitivity.factors(), 0, sensitivity.rows, whole)
+    positions = torch.tensor([0, 7, sensitivity.shape.numel() - 1])
+    found = sensitivity.at(sensitivity.factors(), positions)
+    torch.testing.assert_close(found, whole.view(-1)[positions], rtol=1e-12, atol=0)
+
+
+def test_without_any_use_there_is_no_gradient() -> None:
+    nothing = Sensitivity(torch.Size([2, 3]))
+    assert nothing.block([], 0, 2, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+    assert nothing.at([], torch.tensor([1, 4])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_half_precision_weights_give_the_masks_of_the_same_numbers_in_single_precision(name: str) -> None:
+    sample = zoo.ZOO[name]()
+    model = sample.model.to(torch.bfloat16)
+    low = synflow.prune(model, sample.example, compression=4, steps=5)
+    high = synflow.prune(model.float(), sample.example, compression=4, steps=5)
+    assert low.about["kept"] == high.about["kept"]
+    assert all(torch.equal(low[key], high[key]) for key in high)
+
+
+def test_layers_read_half_precision_as_it_is() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 4)).to(torch.bfloat16)
+    left = Survivors(open_network(model, torch.ones(1, 3, 4, 4)), full(model), 1)
+    assert {magnitude.dtype for magnitude in left.magnitudes.values()} == {torch.bfloat16}
+    squared = Survivors(open_network(model, torch.ones(1, 3, 4, 4)), full(model), 2)
+    assert {magnitude.dtype for magnitude in squared.magnitudes.values()} == {torch.float32}
+
+
+def full(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
+
+
+@pytest.mark.parametrize("part", [1, 30, 1 << 20])
+@pytest.mark.parametrize("input_first", [False, True])
+def test_half_precision_is_widened_in_parts(part: int, input_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PART", part)
+    torch.manual_seed(0)
+    weight = torch.rand(7, 5).bfloat16()
+    x = torch.rand(3, 7 if input_first else 5, requires_grad=True)
+    sensitivity = Sensitivity(weight.shape)
+    found = capture._Linear.apply(x, weight.requires_grad_(), sensitivity, input_first)
+    wide = weight.detach().float() if input_first else weight.detach().float().t()
+    torch.testing.assert_close(found, x @ wide)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(gradient, torch.ones(3, wide.shape[1]) @ wide.t())
