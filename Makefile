@@ -52,6 +52,7 @@ test: .venv/dev .venv/browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: .venv/dev

@@ -15,6 +15,7 @@ from .inference.onnx import export_onnx
 from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
 from .masks.files import load_masks, save_masks
 from .network.selection import prunable
+from .pruning import gradients, schedules, scores
 from .pruning.gradients import saliency
 from .pruning.loop import Masks, Step, iterate, prune, score
 from .pruning.schedules import SCHEDULES
@@ -22,9 +23,16 @@ from .pruning.scopes import SCOPES
 from .pruning.scores import SCORES
 from .reporting import Report, report
 
-# Two module paths that were documented before the packages had their present names.
-sys.modules[f"{__name__}.theory"] = certificates
-sys.modules[f"{__name__}.benchmark_results"] = benchmarking
+# Module paths that were documented before the packages had their present names.
+theory, benchmark_results = certificates, benchmarking
+for _path, _module in (
+    ("theory", theory),
+    ("benchmark_results", benchmark_results),
+    ("gradients", gradients),
+    ("schedules", schedules),
+    ("scores", scores),
+):
+    sys.modules[f"{__name__}.{_path}"] = _module
 
 __all__ = [
     "SCHEDULES",
