@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import synflow.compaction.record
+import synflow.compaction.result
 from compact_twins import outputs_equal, random_masks, sizes, train_twins, without
 from synflow.compaction import Compaction, compact
 from synflow.errors import SynflowError
@@ -116,7 +116,7 @@ def test_the_record_reads_well():
     with pytest.raises(AttributeError):
         compaction.kept = {}
     with pytest.raises(SynflowError, match="does not come from synflow.compact"):
-        synflow.compaction.record.compaction_of(model)
+        synflow.compaction.result.compaction_of(model)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -8,7 +8,7 @@ from torch import nn
 from blocks import CausalAttention, EinsumAttention
 from compact_twins import outputs_equal, random_masks, train_twins, without
 from synflow.compaction import compact
-from synflow.compaction.attention import CompactAttention
+from synflow.compaction.cut.attention import CompactAttention
 
 X = torch.randn(2, 5, 8)
 

@@ -10,9 +10,9 @@ from blocks import CausalAttention, SelfAttention, residual
 from checks import untouched
 from compact_twins import random_masks, without
 from strategies import networks
-from synflow.compaction.cutting import cut_down, outline
-from synflow.compaction.surgery import cut, paste
-from synflow.compaction.tape import Tape, mark_outputs, recording
+from synflow.compaction.cut.surgery import cut, paste
+from synflow.compaction.cut.while_pruning import cut_down, outline
+from synflow.compaction.record.tape import Tape, mark_outputs, recording
 from synflow.flow.measure import absolute, measure
 from synflow.network.private_copy import open_network
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from synflow.compaction.movement import factor, move, move_back, reshape
-from synflow.compaction.surgery import cut, paste
-from synflow.compaction.tape import Tape, mark_outputs, recording, tensors_in
-from synflow.compaction.units import Units
+from synflow.compaction.cut.surgery import cut, paste
+from synflow.compaction.reason.movement import factor, move, move_back, reshape
+from synflow.compaction.reason.units import Units
+from synflow.compaction.record.tape import Tape, mark_outputs, recording, tensors_in
 
 
 def record(model, *inputs, training=False):

@@ -171,7 +171,7 @@ def test_a_network_that_cannot_be_followed_stays_whole(
     def refuse(*_: object) -> None:
         raise RuntimeError("no tape")
 
-    monkeypatch.setattr("synflow.compaction.cutting.outline", refuse)
+    monkeypatch.setattr("synflow.compaction.cut.while_pruning.outline", refuse)
     model, example = chain()
     with caplog.at_level(logging.DEBUG, logger="synflow"):
         masks = synflow.prune(model, example, compression=30, steps=20)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synflow.compaction.surgery import cut
+from synflow.compaction.cut.surgery import cut
 from synflow.engine.index_map import Origin, outside
 
 

@@ -10,7 +10,7 @@ from blocks import residual
 from checks import lived_in
 from compact_twins import without
 from synflow import compact, for_inference
-from synflow.compaction.tape import tensors_in
+from synflow.compaction.record.tape import tensors_in
 from synflow.errors import SynflowError
 from synflow.masks.attach import attach, attached
 from zoo import ZOO

@@ -12,7 +12,7 @@ from blocks import residual
 from checks import lived_in
 from compact_strategies import tied_networks
 from synflow import for_inference
-from synflow.compaction.tape import tensors_in
+from synflow.compaction.record.tape import tensors_in
 from synflow.inference import freezing
 from synflow.inference.freezing import MatrixConvolution, choose_forms, reshape
 from synflow.inference.recorded_run import record

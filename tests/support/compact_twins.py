@@ -5,9 +5,9 @@ import copy
 import torch
 
 from synflow.compaction import compact
-from synflow.compaction.surgery import cut, tensors
-from synflow.compaction.tape import tensors_in
-from synflow.compaction.verification import double, inputs_like, run
+from synflow.compaction.cut.surgery import cut, tensors
+from synflow.compaction.record.tape import tensors_in
+from synflow.compaction.verify import double, inputs_like, run
 from synflow.masks.attach import attach, bake
 
 OPTIMIZERS = {

@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
 from ..compaction import compact
-from ..compaction.surgery import tensors
-from ..compaction.tape import tensors_in
+from ..compaction.cut.surgery import tensors
+from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, need
 from ..inference.folded_norms import for_inference
 from ..inference.onnx import export_onnx, feeds, onnx_session

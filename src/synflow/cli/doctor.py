@@ -17,7 +17,7 @@ from .._version import __version__
 from ..certificates.certificate import certify
 from ..certificates.theory import conservation
 from ..compaction import compact
-from ..compaction.record import compaction_of
+from ..compaction.result import compaction_of
 from ..pruning.loop import prune
 from . import options
 from .output import print_json, say, table

@@ -15,7 +15,7 @@ from ..benchmarking.results import Benchmark
 from ..benchmarking.run import bench as bench_model
 from ..compaction import compact as compact_model
 from ..compaction import load_compact, save_compact
-from ..compaction.record import compaction_of
+from ..compaction.result import compaction_of
 from ..errors import SynflowError
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach

@@ -3,6 +3,6 @@
 from .compacting import compact
 from .expansion import expand
 from .files import load_compact, save_compact
-from .record import Compaction
+from .result import Compaction
 
 __all__ = ["Compaction", "compact", "expand", "load_compact", "save_compact"]

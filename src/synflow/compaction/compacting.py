@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..masks.attach import attach, bake, check_masks
-from .surgery import cut, shrink
+from .cut.surgery import cut, shrink
 from .trial import Trial
 
 __all__ = ["compact"]

@@ -10,8 +10,8 @@ from torch import nn
 
 from ..errors import SynflowError
 from ..masks.attach import bake
-from .record import compaction_of
-from .surgery import paste, tensors
+from .cut.surgery import paste, tensors
+from .result import compaction_of
 
 __all__ = ["expand"]
 

@@ -21,8 +21,8 @@ from torch import nn
 from ..errors import SynflowError
 from ..masks.attach import attach, bake
 from ..masks.files import load_masks, save_masks
-from .record import Compaction, Stayed, compaction_of
-from .surgery import shrink, tensors
+from .cut.surgery import shrink, tensors
+from .result import Compaction, Stayed, compaction_of
 
 __all__ = ["load_compact", "save_compact"]
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from .attention import open_attentions
-from .coupling_rules import couple
-from .plan import POLICIES, families, kept_indices, listed_sizes, remembered_sizes, stayed
-from .proof import alive_in_training
-from .record import Compaction
-from .removal import choose_units, dead_units
-from .surgery import Indices, shrink, tensors
-from .tape import Tape, mark_outputs, recording, tensors_in
-from .verification import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
+from .cut.attention import open_attentions
+from .cut.plan import POLICIES, families, kept_indices, listed_sizes, remembered_sizes, stayed
+from .cut.surgery import Indices, shrink, tensors
+from .reason.coupling_rules import couple
+from .reason.proof import alive_in_training
+from .reason.removal import choose_units, dead_units
+from .record.tape import Tape, mark_outputs, recording, tensors_in
+from .result import Compaction
+from .verify import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
 
 __all__ = ["Trial"]
 

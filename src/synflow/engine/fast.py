@@ -260,8 +260,8 @@ class Survivors:
 
     @collecting_later
     def _shrink(self, check: bool) -> None:
-        from ..compaction.cutting import cut_down, outline  # compaction is built on scores, not the reverse
-        from ..compaction.surgery import cut as part_of
+        from ..compaction.cut.surgery import cut as part_of
+        from ..compaction.cut.while_pruning import cut_down, outline  # compaction is built on scores, not the reverse
 
         if self._outline is None:
             self._outline = outline(self._model, self.network.example)

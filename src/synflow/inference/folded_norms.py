@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ..compaction.aten_names import BATCH_NORMS
-from ..compaction.verification import DifferenceError, compare, double, inputs_like
+from ..compaction.record.aten_names import BATCH_NORMS
+from ..compaction.verify import DifferenceError, compare, double, inputs_like
 from ..errors import SynflowError
 from ..masks.attach import bake
 from ..support import memory_format

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..compaction.aten_names import FLAT, ODD, POOLS, SAME
-from ..compaction.tape import Step, tensors_in
-from ..compaction.verification import inputs_like
+from ..compaction.record.aten_names import FLAT, ODD, POOLS, SAME
+from ..compaction.record.tape import Step, tensors_in
+from ..compaction.verify import inputs_like
 from ..errors import SynflowError
 from ..network.private_copy import arguments
 from .recorded_run import RecordedRun

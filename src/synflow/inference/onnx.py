@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..compaction.tape import tensors_in
+from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, need
 from ..masks.attach import bake
 from ..network.private_copy import arguments

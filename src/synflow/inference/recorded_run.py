@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compaction.tape import Step, Tape, mark_outputs, recording
-from ..compaction.verification import double, inputs_like, run
+from ..compaction.record.tape import Step, Tape, mark_outputs, recording
+from ..compaction.verify import double, inputs_like, run
 from ..errors import SynflowError
 
 __all__ = ["RecordedRun", "record"]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from ..compaction.surgery import tensors
+from ..compaction.cut.surgery import tensors
 from ..errors import SynflowError
 
 __all__ = ["load_weights", "save_weights"]

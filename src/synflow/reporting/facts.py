@@ -16,7 +16,7 @@ from .._version import __version__
 from ..benchmarking.results import Benchmark
 from ..certificates.certificate import Certificate, certify
 from ..certificates.theory import Conservation, conservation_of
-from ..compaction.record import Compaction
+from ..compaction.result import Compaction
 from ..errors import SynflowError
 from ..flow.paths import reach
 from ..network.private_copy import open_network

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .tape import Step, Tape
+from ..record.tape import Step, Tape
 
 __all__ = ["CONTRACTIONS", "Contraction", "contraction", "product"]
 

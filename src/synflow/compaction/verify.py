@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..network.private_copy import arguments
-from .surgery import Indices, cut, tensors
-from .tape import tensors_in
+from .cut.surgery import Indices, cut, tensors
+from .record.tape import tensors_in
 
 __all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run", "shortened"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..record.tape import Step
 from .coupling import Coupling, UnfollowedError, beside, levelled, lifted
 from .movement import factor, gather, lift, permutation, stretches, touched
-from .tape import Step
 from .units import Axes, common_shape, shrunk, spread
 
 __all__ = ["cat", "expand", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]

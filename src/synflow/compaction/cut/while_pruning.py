@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..network.private_copy import arguments, private_copy
-from .aten_names import VIEWS
+from ...network.private_copy import arguments, private_copy
+from ..reason.coupling import Coupling
+from ..reason.coupling_rules import couple
+from ..reason.proof import alive_as_it_is
+from ..reason.removal import choose_units
+from ..record.aten_names import VIEWS
+from ..record.tape import Tape, mark_outputs, recording, tensors_in
 from .attention import open_attentions
-from .coupling import Coupling
-from .coupling_rules import couple
 from .plan import POLICIES, kept_indices, remembered_sizes
-from .proof import alive_as_it_is
-from .removal import choose_units
 from .surgery import Indices, shrink, size, tensors
-from .tape import Tape, mark_outputs, recording, tensors_in
 
 __all__ = ["Cut", "Outline", "cut_down", "outline"]
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..support import windows
+from ...support import windows
 
 __all__ = ["Ref", "Step", "Tape", "mark_outputs", "recording", "tensors_in"]
 

@@ -7,12 +7,12 @@ from collections.abc import Container, Iterator
 
 from torch import Tensor, nn
 
-from .aten_names import FACTORIES, PARTS, VIEWS
-from .coupling import Coupling
-from .record import Stayed
+from ..reason.coupling import Coupling
+from ..reason.units import Units
+from ..record.aten_names import FACTORIES, PARTS, VIEWS
+from ..record.tape import Step, Tape
+from ..result import Stayed
 from .surgery import Indices
-from .tape import Step, Tape
-from .units import Units
 
 __all__ = ["POLICIES", "families", "kept_indices", "listed_sizes", "remembered_sizes", "stayed"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import SynflowError
-from .surgery import Indices
+from .cut.surgery import Indices
 
 __all__ = ["Compaction", "Stayed", "compaction_of"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .aten_names import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
+from ..record.aten_names import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
+from ..record.tape import Ref, Step, Tape
 from .contractions import Contraction, contraction, product
 from .movement import move, move_back, reduce_to
-from .tape import Ref, Step, Tape
 
 __all__ = ["State", "batch_norm_parts", "channels", "look", "reduced"]
 

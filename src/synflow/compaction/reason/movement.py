@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .aten_names import KEEPING, LOOKUPS, PARTS, PERMUTATIONS, VIEWS
-from .tape import Ref, Step, Tape
+from ..record.aten_names import KEEPING, LOOKUPS, PARTS, PERMUTATIONS, VIEWS
+from ..record.tape import Ref, Step, Tape
 from .units import common_shape
 
 __all__ = [

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .aten_names import BATCH_NORMS
+from ..record.aten_names import BATCH_NORMS
+from ..record.tape import Tape
 from .liveness import channels, look
-from .tape import Tape
 
 __all__ = ["alive_as_it_is", "alive_in_training"]
 

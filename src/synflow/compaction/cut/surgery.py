@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import SynflowError
+from ...errors import SynflowError
 from .attention import CompactAttention, Indices
 
 __all__ = ["Indices", "Kept", "cut", "paste", "shrink", "size", "tensors"]

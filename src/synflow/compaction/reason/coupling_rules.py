@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import coupling_moves as moves
-from .aten_names import (
+from ..record.aten_names import (
     ALONG,
     BATCH_NORMS,
     ELEMENTWISE,
@@ -23,11 +22,12 @@ from .aten_names import (
     REDUCTIONS,
     VIEWS,
 )
+from ..record.tape import Step, Tape
+from . import coupling_moves as moves
 from .contractions import CONTRACTIONS, contraction
 from .coupling import Coupling, UnfollowedError, beside, levelled
 from .coupling_products import convolution, matrix_product
 from .liveness import batch_norm_parts, reduced
-from .tape import Step, Tape
 from .units import Axes
 
 __all__ = ["couple"]

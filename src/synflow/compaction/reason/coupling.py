@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..record.tape import Tape
 from .contractions import Contraction
-from .tape import Tape
 from .units import Axes, Units
 
 __all__ = ["Coupling", "beside", "levelled", "lifted"]

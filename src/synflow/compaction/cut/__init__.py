@@ -1,0 +1,1 @@
+"""From the units that are removed to a smaller model."""

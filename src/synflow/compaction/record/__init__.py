@@ -1,0 +1,1 @@
+"""What a model computes in one run, written down operation by operation."""
