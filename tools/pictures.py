@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import synflow
-from synflow.cli.demo_runs import METHODS
+from synflow.cli.demo_training import METHODS
 from synflow.reporting.figures import curve_image
 from synflow.reporting.svg import standalone
 

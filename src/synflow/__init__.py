@@ -1,38 +1,57 @@
 """Prune neural networks before training, without data, with a proof that no layer collapses."""
 
-import sys
+from __future__ import annotations
 
-from . import benchmarking, certificates, rules
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
-from .benchmarking.run import bench
-from .certificates.certificate import Certificate, certify
-from .certificates.theory import conservation, critical_compression, max_compression
-from .compaction import Compaction, compact, expand, load_compact, save_compact
 from .errors import MissingExtraError, SynflowError
-from .flow.dispatch import NoRuleError, register_rule
-from .inference.folded_norms import for_inference
-from .inference.onnx import export_onnx
-from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
-from .masks.files import load_masks, save_masks
-from .network.selection import prunable
-from .pruning import gradients, schedules, scores
-from .pruning.gradients import saliency
-from .pruning.loop import Masks, Step, iterate, prune, score
-from .pruning.schedules import SCHEDULES
-from .pruning.scopes import SCOPES
-from .pruning.scores import SCORES
-from .reporting import Report, report
 
-# Module paths that were documented before the packages had their present names.
-theory, benchmark_results = certificates, benchmarking
-for _path, _module in (
-    ("theory", theory),
-    ("benchmark_results", benchmark_results),
-    ("gradients", gradients),
-    ("schedules", schedules),
-    ("scores", scores),
-):
-    sys.modules[f"{__name__}.{_path}"] = _module
+if TYPE_CHECKING:
+    from . import rules
+    from .benchmarking.run import bench
+    from .certificates.certificate import Certificate, certify
+    from .certificates.theory import conservation, critical_compression, max_compression
+    from .compaction import Compaction, compact, expand, load_compact, save_compact
+    from .flow.dispatch import NoRuleError, register_rule
+    from .inference.folded_norms import for_inference
+    from .inference.onnx import export_onnx
+    from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
+    from .masks.files import load_masks, save_masks
+    from .network.selection import prunable
+    from .pruning.gradients import saliency
+    from .pruning.loop import Masks, Step, iterate, prune, score
+    from .pruning.schedules import SCHEDULES
+    from .pruning.scopes import SCOPES
+    from .pruning.scores import SCORES
+    from .reporting import Report, report
+
+# Where the public names are defined. A module is imported when one of its names is first used: `import synflow` and
+# `synflow --help` do not wait for torch. The imports above say the same to type checkers; a test compares the two.
+_HOMES = {
+    "benchmarking.run": "bench",
+    "certificates.certificate": "Certificate certify",
+    "certificates.theory": "conservation critical_compression max_compression",
+    "compaction": "Compaction compact expand load_compact save_compact",
+    "flow.dispatch": "NoRuleError register_rule",
+    "inference.folded_norms": "for_inference",
+    "inference.onnx": "export_onnx",
+    "masks.attach": "attach attached bake density fingerprint load_state rewind shuffle",
+    "masks.files": "load_masks save_masks",
+    "network.selection": "prunable",
+    "pruning.gradients": "saliency",
+    "pruning.loop": "Masks Step iterate prune score",
+    "pruning.schedules": "SCHEDULES",
+    "pruning.scopes": "SCOPES",
+    "pruning.scores": "SCORES",
+    "reporting": "Report report",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+# `import synflow.theory` and other documented paths of earlier versions.
+__path__.append(str(Path(__file__).with_name("former_paths")))
 
 __all__ = [
     "SCHEDULES",
@@ -77,3 +96,19 @@ __all__ = [
     "score",
     "shuffle",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or a package, imported now."""
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    elif (Path(__file__).parent / name / "__init__.py").is_file():
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

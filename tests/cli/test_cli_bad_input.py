@@ -166,7 +166,7 @@ def test_debug_shows_the_traceback_and_a_bug_is_called_one(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main("--debug prune vgg61 --compression 10".split())
     assert "Traceback" in capsys.readouterr().err
-    monkeypatch.setattr("synflow.cli.prune.load_model", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("synflow.cli.prune_run.load_model", lambda *_, **__: 1 / 0)
     got = refused(capsys, "prune fc --compression 10", code=70)
     assert "this is a bug in synflow: ZeroDivisionError" in got
     assert "--debug" in got

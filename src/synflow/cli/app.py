@@ -6,24 +6,25 @@ Exit codes: 0 done, 1 the answer is no (not connected, target not reached, self-
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .._version import __version__
 from ..errors import SynflowError
-from .demo import demo
-from .doctor import doctor
+from .demo_command import demo
+from .doctor_command import doctor
 from .inspect_commands import certify, compare, inspect
-from .lists import data, models, schedules, scores
-from .prune import prune
+from .list_commands import data, models, schedules, scores
+from .paper_command import paper
+from .prune_command import prune
+from .results_command import results
 from .ship_commands import bench, compact, export
+from .sweep_command import sweep
 
 __all__ = ["app", "run"]
 
@@ -43,14 +44,11 @@ PANELS = {
     "Prune": (prune, inspect, certify, compare),
     "Ship": (compact, bench, export),
     "Learn": (demo, models, scores, schedules, data, doctor),
+    "Experiments": (paper, sweep, results),
 }
 for panel, functions in PANELS.items():
     for function in functions:
         app.command(rich_help_panel=panel)(function)
-for name in ("paper", "sweep", "results"):
-    if importlib.util.find_spec(f"synflow.cli.{name}") is not None:
-        module = importlib.import_module(f"synflow.cli.{name}")
-        app.add_typer(module.command, name=name, rich_help_panel="Experiments")
 
 
 def _version(value: bool) -> None:
@@ -62,18 +60,29 @@ def _version(value: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Prune neural networks before training, without data, with a proof that no layer collapses."""
+
+
+def _command() -> Any:
+    """The application for click, without the word <bool> behind each switch in --help."""
+    command: Any = typer.main.get_command(app)
+    for one in (command, *command.commands.values()):
+        with one.make_context("synflow", [], resilient_parsing=True) as context:
+            for parameter in one.get_params(context):
+                if getattr(parameter, "is_flag", False):
+                    parameter.metavar = ""
+    return command
 
 
 def run(argv: list[str]) -> int:
     """Run a command line; the result is its exit code."""
     debug = "--debug" in argv
     try:
-        app([word for word in argv if word != "--debug"], prog_name="synflow")
+        _command()([word for word in argv if word != "--debug"], prog_name="synflow")
     except SystemExit as leave:
         # typer turns an interrupt and a closed pipe into exit codes; what they were is in the chain of causes.
         stop = next((cause for cause in _causes(leave) if isinstance(cause, KeyboardInterrupt)), None)

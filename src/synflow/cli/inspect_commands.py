@@ -1,68 +1,34 @@
-"""`synflow inspect`, `certify` and `compare`: look at what was pruned."""
+"""`synflow inspect`, `certify` and `compare`: their options. What they do is in `inspect_run`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from torch import Tensor
 
-from ..certificates.certificate import certify as certify_model
-from ..errors import SynflowError
-from ..masks.files import load_masks
-from ..models.sources import load_model
-from ..pruning.loop import Masks
-from ..reporting.facts import LayerFacts
-from ..reporting.overlap import overlaps
-from ..reporting.page import comparison_page
 from . import options
-from .output import layer_table, percent, print_json, say, say_wrapped, table, times, watched
-from .runs import CERTIFICATE, json_text, open_run, rebuild, replace_text
+from .option_groups import with_groups
+
+__all__ = ["certify", "compare", "inspect"]
 
 Either = Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A folder of `synflow prune`, or a file of masks.")]
 
 
 def inspect(path: Either, json: options.Json = False) -> None:
     """Show a pruned network from its files alone: how it was made, and every layer. No model is built."""
-    if path.is_dir():
-        run = open_run(path)
-        masks, facts = run.masks(), run.facts()
-        about: dict[str, Any] = {"model": run.about["model"], **masks.about}
-        layers, certificate = facts.layers, facts.certificate
-        command = run.about.get("command")
-    else:
-        masks, certificate, command = load_masks(path), None, None
-        about, layers = masks.about, tuple(_bare(name, mask) for name, mask in masks.items())
-    if json:
-        print_json({
-            "about": about, "command": command, "certificate": certificate,
-            "layers": [{**vars(layer), "density": layer.density} for layer in layers],
-        })  # fmt: skip
-        return
-    total, kept = sum(layer.total for layer in layers), sum(layer.kept for layer in layers)
-    say(f"{path}: {kept:,} of {total:,} weights kept ({times(total / kept if kept else None)})")
-    if certificate is not None:
-        connected = "connected" if certificate["connected"] else "NOT connected: no path from input to output is left"
-        say(f"{connected}; {certificate['idle']:,} kept weights on no path")
-    settings = ", ".join(f"{key} {_setting(value)}" for key, value in about.items() if key != "fingerprint")
-    say_wrapped(f"made with {settings}", 10)
-    if command:
-        say_wrapped(f"command   {command}", 10)
-    say()
-    layer_table(layers)
+    from .inspect_run import run_inspect
+
+    run_inspect(path, json)
 
 
+@with_groups
 def certify(
     path: Either,
+    *,
     model: options.ModelOfRun = None,
-    input: options.Inputs = None,
-    classes: options.Classes = None,
-    weights: options.Weights = None,
-    seed: options.Seed = 0,
-    write: Annotated[
-        bool, typer.Option("--write", metavar="", help="Write certificate.json into the folder anew.")
-    ] = False,
+    origin: options.Origin,
+    write: Annotated[bool, typer.Option("--write", help="Write certificate.json into the folder anew.")] = False,
     json: options.Json = False,
 ) -> None:
     """Measure a pruned network anew and print its certificate; exit code 1 if no path is left.
@@ -71,26 +37,9 @@ def certify(
 
     [bold]synflow certify masks.safetensors --model resnet20[/bold]
     """
-    if path.is_dir():
-        run = open_run(path)
-        masks, source = run.masks(), rebuild(run, model)
-    else:
-        masks = load_masks(path)
-        if model is None:
-            raise SynflowError(f"{path} holds masks alone; name the model they were made for: --model resnet20")
-        source = load_model(model, inputs=input or (), classes=classes, seed=seed, weights=weights)
-    with watched("measuring"):
-        certificate = certify_model(source.model, masks, source.example)
-    if write:
-        if not path.is_dir():
-            raise SynflowError("--write needs a folder of `synflow prune`, got a file of masks")
-        replace_text(path / CERTIFICATE, json_text(certificate.as_dict()))
-    if json:
-        print_json(certificate.as_dict())
-    else:
-        say_wrapped(str(certificate), 16)
-    if not certificate.connected:
-        raise typer.Exit(1)
+    from .inspect_run import run_certify
+
+    run_certify(path, model, origin, write, json)
 
 
 def compare(
@@ -105,65 +54,6 @@ def compare(
 
     Overlap: of the weights that either keeps, the share that both keep; beside it, what chance would give.
     """
-    if len(paths) < 2:
-        raise SynflowError("give at least two folders to compare")
-    if len(set(paths)) < len(paths):
-        raise SynflowError("a folder is named twice; give different ones to compare")
-    if report is not None and report.exists() and not force:
-        raise SynflowError(f"{report} is there already; choose another name, or replace it: --force")
-    every = {str(path): _masks_of(path) for path in paths}
-    first, *others = every
-    pairs = {name: overlaps(every[first], every[name], first, name) for name in others}
-    if json:
-        print_json({
-            "compared with": first,
-            "compression": {name: _compression(masks) for name, masks in every.items()},
-            "overlaps": {name: [vars(row) for row in rows] for name, rows in pairs.items()},
-        })  # fmt: skip
-    else:
-        for name, rows in pairs.items():
-            say(f"A {first} ({_method(every[first])})\nB {name} ({_method(every[name])})\n")
-            table(
-                ["layer", *((head, "right") for head in ("of", "A", "B", "overlap", "by chance"))],
-                [
-                    [row.name.removesuffix(".weight"), f"{row.total:,}", percent(row.density_a), percent(row.density_b),
-                     percent(row.overlap) if row.overlap else "none", percent(row.chance) if row.chance else "none"]
-                    for row in rows
-                ],
-            )  # fmt: skip
-            say()
-    if report is not None:
-        folders = [path for path in paths if path.is_dir()]
-        if len(folders) < len(paths):
-            raise SynflowError("--report needs folders of `synflow prune`; a file of masks has no figures to show")
-        facts = {str(path): open_run(path).facts() for path in folders}
-        html = comparison_page(facts, every)
-        replace_text(report, html)
-        if not json:
-            say(f"written to {report}")
+    from .inspect_run import run_compare
 
-
-def _masks_of(path: Path) -> Masks:
-    return open_run(path).masks() if path.is_dir() else load_masks(path)
-
-
-def _bare(name: str, mask: Tensor) -> LayerFacts:
-    units = mask.shape[0] if mask.dim() else 1
-    kept = int(mask.sum())
-    live = int(mask.reshape(units, -1).any(1).sum())
-    return LayerFacts(name, tuple(mask.shape), mask.numel(), kept, kept, units, live, None, None)
-
-
-def _compression(masks: Masks) -> float | None:
-    kept = sum(int(mask.sum()) for mask in masks.values())
-    return sum(mask.numel() for mask in masks.values()) / kept if kept else None
-
-
-def _method(masks: Masks) -> str:
-    return f"{masks.about.get('method', 'unknown method')}, {times(_compression(masks))}"
-
-
-def _setting(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else (
-        f"{value:.6g}" if isinstance(value, float) else str(value)
-    )  # fmt: skip
+    run_compare(paths, report, force, json)

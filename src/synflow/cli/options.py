@@ -1,47 +1,68 @@
-"""Options that several commands share, documented once."""
+"""Options that several commands share, documented once. Nothing here imports torch, so that --help is quick."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import SynflowError, similar
-from ..models.built_in import MODELS
 
 __all__ = [
-    "Classes", "Device", "Folder", "Force", "Inputs", "Json", "Model", "ModelOfRun", "Seed", "Threads",
-    "Weights", "among", "check_known",
+    "Folder", "Force", "Json", "Model", "ModelOfRun", "Origin", "Seed", "Threads", "check_known", "completion",
+    "names_of", "panel_option",
 ]  # fmt: skip
 
-MODEL, MACHINE = "Model", "Machine"
+# Where the names that a user may choose from are kept.
+TABLES = {
+    "model": "models.built_in.MODELS",
+    "score": "pruning.scores.SCORES",
+    "schedule": "pruning.schedules.SCHEDULES",
+    "scope": "pruning.scopes.SCOPES",
+    "data set": "experiments.data.DATASETS",
+}
+LIBRARY_PREFIXES = ("timm:", "torchvision:", "transformers:")
 
 
-def among(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Completion for the shell: the names that start with what was typed."""
-    every = sorted(names)
-    return lambda incomplete: [name for name in every if name.startswith(incomplete)]
+def names_of(kind: str) -> list[str]:
+    """The names of a kind, sorted; its module is imported now and not before."""
+    module, _, table = TABLES[kind].rpartition(".")
+    return sorted(getattr(import_module(f"synflow.{module}"), table))
 
 
-def check_known(kind: str, name: str, names: Iterable[str]) -> None:
+def completion(kind: str, *others: str) -> Callable[[str], list[str]]:
+    """Completion for the shell: the names of a kind that start with what was typed."""
+    return lambda incomplete: [name for name in sorted([*names_of(kind), *others]) if name.startswith(incomplete)]
+
+
+def check_known(kind: str, name: str, names: list[str] | None = None) -> None:
     """Refuse a name that is not among those there are.
 
     >>> check_known("score", "synflo", ["synflow", "snip"])
     Traceback (most recent call last):
     synflow.errors.SynflowError: no score 'synflo' (did you mean synflow?); choose from snip, synflow
     """
-    every = sorted(names)
+    every = sorted(names if names is not None else names_of(kind))
     if name not in every:
         raise SynflowError(f"no {kind} {name!r}{similar(name, every)}; choose from {', '.join(every)}")
 
+
+def panel_option(panel: str) -> Callable[..., Any]:
+    """A maker of options that `--help` shows under one heading: metavar first, then the help text."""
+    return lambda metavar, text, **more: typer.Option(metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
+_model, _machine = panel_option("Model"), panel_option("Machine")
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        autocompletion=among([*MODELS, "timm:", "torchvision:", "transformers:"]),
+        autocompletion=completion("model", *LIBRARY_PREFIXES),
         help="A built-in name (see `synflow models`), timm:NAME, torchvision:NAME, transformers:NAME_OR_CONFIG, or "
         "path/to/file.py:factory.",
     ),
@@ -51,35 +72,22 @@ ModelOfRun = Annotated[
     str | None,
     typer.Option("--model", metavar="MODEL", help="The model, if it is a Python file or if the files are bare masks."),
 ]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SHAPE",
-        help="Input shape, batch first: 1x3x224x224, 1x128:int64, name=1x128. Repeatable.",
-        rich_help_panel=MODEL,
-    ),
-]
-Classes = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Outputs of the network.", show_default="its own", rich_help_panel=MODEL),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Weights as a safetensors file.",
-        show_default="fresh ones from the seed",
-        rich_help_panel=MODEL,
-    ),
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", help="Seed of the initial weights and of random scores.", rich_help_panel=MODEL)
-]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, mps.", rich_help_panel=MACHINE)]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="CPU threads.", show_default="torch's choice", rich_help_panel=MACHINE),
-]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document instead of tables.")]
-Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace what an earlier run of synflow wrote there.")]
+Seed = Annotated[int, _model("N", "Seed of the initial weights and of random scores.")]
+Threads = Annotated[int | None, _machine("N", "CPU threads.", min=1, show_default="torch's choice")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run of synflow wrote there.")]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model is built from, beside its name."""
+
+    input: Annotated[
+        list[str] | None,
+        _model("SHAPE", "Input shape, batch first: 1x3x224x224, 1x128:int64, name=1x128. Repeatable."),
+    ] = None
+    classes: Annotated[int | None, _model("N", "Outputs of the network.", min=1, show_default="its own")] = None
+    weights: Annotated[
+        Path | None, _model("FILE", "Weights as a safetensors file.", show_default="fresh ones from the seed")
+    ] = None
+    seed: Seed = 0

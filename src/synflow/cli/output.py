@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ..reporting.facts import LayerFacts
+from ..support.json_files import json_text
+
+if TYPE_CHECKING:
+    from ..reporting.facts import LayerFacts
 
 __all__ = [
     "bar",
+    "command_line",
     "console",
     "layer_table",
     "percent",
@@ -33,6 +39,12 @@ BAR = 12
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
+def command_line() -> str:
+    """The command as it was typed; empty where another program called synflow."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["synflow", *sys.argv[1:]]) if "synflow" in program or program == "__main__.py" else ""
+
+
 def console() -> Console:
     """Standard output as it is now; tests and pipes replace it."""
     return Console(file=sys.stdout, highlight=False, soft_wrap=False)
@@ -44,7 +56,7 @@ def say(text: str = "") -> None:
 
 
 def say_wrapped(text: str, indent: int) -> None:
-    """Lines that may be long, wrapped to the terminal; continuation lines are indented so far."""
+    """Lines that may be long, wrapped to the terminal; continuation lines are indented by `indent` spaces."""
     lines: list[str] = []
     for line in text.splitlines():
         if lines and line.startswith(" " * indent):
@@ -57,7 +69,7 @@ def say_wrapped(text: str, indent: int) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output; infinite numbers become null."""
-    print(json.dumps(_plain(value), indent=1))
+    sys.stdout.write(json_text(value))
 
 
 def progress() -> bool:
@@ -88,7 +100,7 @@ def table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]
         right = justify == "right"
         made.add_column(heading, justify="right" if right else "left", no_wrap=right or index == 0, overflow="fold")
     for row in rows:
-        made.add_row(*(_cell(text) for text in row))
+        made.add_row(*(Text(text) for text in row))
     console().print(made)
 
 
@@ -145,19 +157,3 @@ def _share(value: float) -> str:
 
 def _short(name: str, most: int) -> str:
     return name if len(name) <= most else "…" + name[1 - most :]
-
-
-def _cell(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -7,7 +7,6 @@ run.json             the model, the settings, the command            report.html
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..pruning.loop import Masks
 from ..reporting.facts import Facts, facts_from
 from ..reporting.page import page
 from ..support.atomic_files import write_bytes
+from ..support.json_files import json_text, read_json
 
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
@@ -148,26 +148,6 @@ def refresh_report(run: Run, facts: Facts) -> None:
     """Put new figures into facts.json and report.html."""
     replace_text(run.folder / FACTS, json_text(facts.as_dict()))
     replace_text(run.folder / REPORT, page(facts))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SynflowError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as cause:
-        raise SynflowError(f"{path} cannot be read: {cause}") from cause
-    if not isinstance(value, dict):
-        raise SynflowError(f"{path} is damaged: it holds no JSON object")
-    return value
-
-
-def json_text(value: Any) -> str:
-    """JSON text that others read too: no infinite numbers, one entry per line."""
-    from .output import _plain
-
-    return json.dumps(_plain(value), indent=1) + "\n"
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -1,31 +1,38 @@
-"""`synflow compact`, `bench` and `export`: from masks to a smaller, faster network in a file."""
+"""`synflow compact`, `bench` and `export`: their options. What they do is in `ship_run`."""
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_module
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 
-from ..benchmarking.results import Benchmark
-from ..benchmarking.run import bench as bench_model
-from ..compaction import compact as compact_model
-from ..compaction import load_compact, save_compact
-from ..compaction.result import compaction_of
-from ..errors import SynflowError
-from ..inference.onnx import export_onnx
-from ..masks.attach import attach
-from ..models.sources import Source
-from ..reporting.facts import plain_benchmark, plain_compaction
 from . import options
-from .output import print_json, progress, say, say_wrapped, table, watched
-from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
+from .option_groups import with_groups
 
-COMPACT, BENCH, ONNX = "compact", "bench.json", "model.onnx"
+__all__ = ["Timed", "bench", "compact", "export"]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What `bench` times."""
+
+    train_batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch of the training step; repeatable.", show_default="128"),
+    ] = None
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch of inference; repeatable.", show_default="1 and 64"),
+    ] = None
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15
+    threads: options.Threads = None
+    onnx: Annotated[bool, typer.Option("--onnx", help="Time onnxruntime as well.")] = False
+    openvino: Annotated[bool, typer.Option("--openvino", help="Time OpenVINO as well.")] = False
+    folded: Annotated[bool, typer.Option("--folded", help="Time inference with batch norms folded as well.")] = False
+    forms: Annotated[bool, typer.Option("--forms", help="Time inference folded and frozen, dense and compact.")] = False
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Use the channels-last layout.")] = False
 
 
 def compact(
@@ -38,87 +45,29 @@ def compact(
 
     Outputs of both networks are compared before anything is written; the report of DIR shows the result.
     """
-    run = open_run(folder)
-    to = folder / COMPACT
-    if to.exists() and not force:
-        raise SynflowError(f"{to} is there already; replace it with --force")
-    source = rebuild(run, model)
-    with watched("compacting, and comparing outputs"):
-        small = compact_model(source.model, source.example, run.masks())
-    save_compact(small, to)
-    compaction = compaction_of(small)
-    facts = run.facts()
-    removed = compaction.removed
-    layers = tuple(
-        dataclasses.replace(row, compact_units=removed[row.name][0][1] if row.name in removed else row.units)
-        for row in facts.layers
-    )
-    refresh_report(run, dataclasses.replace(facts, layers=layers, compaction=plain_compaction(compaction)))
-    if json:
-        print_json({"out": str(to), **plain_compaction(compaction)})
-        return
-    say_wrapped(str(compaction), 4)
-    say(f"\nwritten to {to}; in Python: synflow.load_compact(model, {str(to)!r})")
-    say(next_command("bench", folder, source.spec))
+    from .ship_run import run_compact
+
+    run_compact(folder, model, force, json)
 
 
+@with_groups
 def bench(
-    folder: options.Folder,
-    model: options.ModelOfRun = None,
-    train_batch: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", min=1, help="Batch of the training step; repeatable.", show_default="128"),
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", min=1, help="Batch of inference; repeatable.", show_default="1 and 64"),
-    ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15,
-    threads: options.Threads = None,
-    onnx: Annotated[bool, typer.Option("--onnx", metavar="", help="Time onnxruntime as well.")] = False,
-    openvino: Annotated[bool, typer.Option("--openvino", metavar="", help="Time OpenVINO as well.")] = False,
-    folded: Annotated[
-        bool, typer.Option("--folded", metavar="", help="Time inference with batch norms folded as well.")
-    ] = False,
-    forms: Annotated[
-        bool, typer.Option("--forms", metavar="", help="Time inference folded and frozen, dense and compact.")
-    ] = False,
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", metavar="", help="Use the channels-last layout.")
-    ] = False,
-    json: options.Json = False,
+    folder: options.Folder, *, model: options.ModelOfRun = None, timed: Timed, json: options.Json = False
 ) -> None:
     """Time the network dense, masked and compact, side by side on this machine; figures go into the report."""
-    run = open_run(folder)
-    source = rebuild(run, model)
-    result = bench_model(
-        source.model, run.masks(), source.example, train_batches=train_batch or (128,),
-        inference_batches=batch or (1, 64), repeats=repeats, threads=threads, onnx=onnx, openvino=openvino,
-        folded=folded, forms=forms, channels_last=channels_last, small=_stored(run, source), progress=progress(),
-    )  # fmt: skip
-    replace_text(folder / BENCH, result.to_json() + "\n")
-    refresh_report(run, dataclasses.replace(run.facts(), benchmark=plain_benchmark(result)))
-    if json:
-        print_json(json_module.loads(result.to_json()))
-    else:
-        show(result)
-        say(f"\nwritten to {folder / BENCH}, and into {folder / 'report.html'}")
+    from .ship_run import run_bench
+
+    run_bench(folder, model, timed, json)
 
 
 def export(
     folder: options.Folder,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", metavar="", help="As an ONNX file, which onnxruntime has run.")
-    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="As an ONNX file, which onnxruntime has run.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write.", show_default="DIR/model.onnx")
     ] = None,
-    masked: Annotated[
-        bool, typer.Option("--masked", metavar="", help="The network at its full size, zeros in place.")
-    ] = False,
-    fixed_batch: Annotated[
-        bool, typer.Option("--fixed-batch", metavar="", help="Keep the batch size of the example.")
-    ] = False,
+    masked: Annotated[bool, typer.Option("--masked", help="The network at its full size, zeros in place.")] = False,
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Keep the batch size of the example.")] = False,
     model: options.ModelOfRun = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -127,62 +76,6 @@ def export(
 
     [bold]synflow export pruned --onnx[/bold]
     """
-    if not onnx:
-        raise SynflowError("name the format: --onnx (the only one there is)")
-    run = open_run(folder)
-    to = out or folder / ONNX
-    if to.exists() and not force:
-        raise SynflowError(f"{to} is there already; choose another --out, or replace it: --force")
-    source = rebuild(run, model)
-    network: Any
-    if masked:
-        network = attach(source.model, run.masks())
-    else:
-        network = _stored(run, source) or compact_model(source.model, source.example, run.masks())
-    with warnings.catch_warnings(), watched("exporting, and running the file in onnxruntime"):
-        warnings.simplefilter("ignore")  # torch's exporter warns of its own future
-        export_onnx(network, source.example, to, dynamic_batch=not fixed_batch)
-    size = to.stat().st_size
-    if json:
-        print_json({"out": str(to), "bytes": size, "masked": masked})
-    else:
-        say(f"written to {to}: {size / 1e6:.2f} MB, outputs equal in onnxruntime")
+    from .ship_run import run_export
 
-
-def show(result: Benchmark) -> None:
-    """The figures of a benchmark at 80 columns."""
-    table(
-        ["", "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
-        [
-            [f"{t.task}, batch {t.batch}" if t.variant == "dense" else "", t.variant, seconds(t.seconds),
-             f"{seconds(t.low)} - {seconds(t.high)}", f"{t.ratio:.2f}x"]
-            for t in result.timings
-        ],
-    )  # fmt: skip
-    say()
-    peaks = {task: "peak, " + task.split()[0] for task in result.peaks}
-    table(
-        ["variant", *((head, "right") for head in ("parameters", "MFLOP", "file", *peaks.values()))],
-        [
-            [s.variant, f"{s.parameters:,}", f"{s.flops / 1e6:,.2f}", size(s.file_bytes),
-             *(size(result.peaks[task][s.variant]) for task in peaks)]
-            for s in result.sizes
-        ],
-    )  # fmt: skip
-    say()
-    say_wrapped(", ".join(f"{key} {value}" for key, value in result.settings.items()), 2)
-
-
-def seconds(value: float) -> str:
-    """A time with its unit."""
-    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def size(value: int) -> str:
-    """A size with its unit."""
-    return f"{value / 1e6:.1f} MB" if value >= 1e5 else f"{value / 1e3:.1f} kB"
-
-
-def _stored(run: Run, source: Source) -> torch.nn.Module | None:
-    folder = run.folder / COMPACT
-    return load_compact(source.model, folder) if folder.is_dir() else None
+    run_export(folder, onnx, out, masked, fixed_batch, model, force, json)

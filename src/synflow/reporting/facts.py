@@ -21,6 +21,7 @@ from ..errors import SynflowError
 from ..flow.paths import reach
 from ..network.private_copy import open_network
 from ..pruning.settings import checked_masks
+from ..support.json_files import finite
 
 __all__ = ["Facts", "LayerFacts", "facts_from", "gather"]
 
@@ -65,7 +66,7 @@ class Facts:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists; infinite values become None, which JSON can hold."""
-        plain = _finite(asdict(self))
+        plain = finite(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
@@ -91,7 +92,7 @@ def gather(
     return Facts(
         title=title or type(model).__name__,
         about=about,
-        certificate=_finite(certificate.as_dict()),
+        certificate=finite(certificate.as_dict()),
         layers=tuple(
             _layer(name, mask, mask & on_path[name], before, after, compaction) for name, mask in full.items()
         ),
@@ -175,13 +176,3 @@ def _points(conserved: Conservation) -> tuple[tuple[float, float], ...]:
     pairs.sort()
     stride = max(1, math.ceil(len(pairs) / POINTS))
     return tuple(pairs[::stride])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

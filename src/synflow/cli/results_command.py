@@ -7,24 +7,14 @@ from typing import Annotated
 
 import typer
 
+from .experiment_options import Runs
 from .options import Json
-from .run_options import Runs
 
-__all__ = ["command"]
+__all__ = ["results"]
 
 SHOWN = ("model", "dataset", "method", "compression", "seed", "top1", "connected", "train_seconds")
 
-command = typer.Typer(
-    short_help="Show, query and export the results of runs.",
-    invoke_without_command=True,
-    context_settings={"allow_interspersed_args": True},
-    rich_markup_mode="rich",
-    subcommand_metavar="",
-    epilog="Example: synflow results 'method=synflow' 'compression>=100' --out table.csv",
-)
 
-
-@command.callback()
 def results(
     where: Annotated[
         list[str] | None,
@@ -38,7 +28,10 @@ def results(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a .csv, .md or .parquet file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """One row per finished run: its settings, what came out, and where. Damaged files are named and left out."""
+    """Show, query and export the results of runs: one row per finished run. Damaged files are named and left out.
+
+    [bold]synflow results 'method=synflow' 'compression>=100' --out table.csv[/bold]
+    """
     import sys
 
     from ..errors import SynflowError

@@ -1,15 +1,11 @@
-"""The options of the commands that do runs: where they live, what is changed, where and how they happen."""
+"""Options of `paper`, `sweep` and `results`: where runs live, what is changed, where and how they happen."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from ..experiments.runs import Context
     from ..experiments.sweeps import Place
 
-__all__ = ["Runs", "Settings", "Where", "parse_settings", "with_where"]
+__all__ = ["Runs", "Settings", "Where", "parse_settings"]
 
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where runs live; finished ones are never done again.")]
 Settings = Annotated[
@@ -54,7 +50,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Where:
-    """Options that decide nothing about results; each field is one."""
+    """Options that say where and how runs happen; they decide nothing about results."""
 
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder with the data sets' published files.")
@@ -86,28 +82,3 @@ class Where:
         from ..experiments.sweeps import Place
 
         return Place(self.on, self.workers, self.threads, self.retries, self.address)
-
-
-def with_where(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Where` in place of its parameter of that name."""
-    hints = get_type_hints(function, include_extras=True)
-    kinds = get_type_hints(Where, include_extras=True)
-    fields = dataclasses.fields(Where)
-    parameters = [
-        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "where"
-    ] + [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kinds[f.name])
-        for f in fields
-    ]
-
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        where = Where(**{field.name: given.pop(field.name) for field in fields})
-        function(**given, where=where)
-
-    # Typer reads both.
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command

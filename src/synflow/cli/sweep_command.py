@@ -8,23 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
-from .run_options import Settings, Where, parse_settings, with_where
+from .experiment_options import Settings, Where, parse_settings
+from .option_groups import with_groups
 
-__all__ = ["command"]
-
-command = typer.Typer(
-    short_help="Run a grid of settings, from a file or the command line.",
-    invoke_without_command=True,
-    context_settings={"allow_interspersed_args": True},
-    rich_markup_mode="rich",
-    subcommand_metavar="",
-    epilog="Example: synflow sweep --set model=resnet20 --set epochs=5 --grid method=synflow,snip --grid "
-    "compression=10,100",
-)
+__all__ = ["sweep"]
 
 
-@command.callback()
-@with_where
+@with_groups
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A .toml, .yaml or .json file with `base` and `grid`.")
@@ -38,9 +28,12 @@ def sweep(
     *,
     where: Where,
 ) -> None:
-    """Run every combination of settings once; finished runs are kept, killed ones go on from their checkpoint.
+    """Run a grid of settings, from a file or the command line.
 
-    `synflow results` shows what came out.
+    Every combination is run once; finished runs are kept, killed ones go on from their checkpoint. `synflow results`
+    shows what came out.
+
+    [bold]synflow sweep --set model=resnet20 --grid method=synflow,snip --grid compression=10,100[/bold]
     """
     from ..experiments.configs import Config, configured
     from ..experiments.runs import is_done

@@ -9,13 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
-from ..models.built_in import MODELS
-from ..models.sources import names_in
-from ..pruning.schedules import SCHEDULES
-from ..pruning.scores import DEFAULT_STEPS, SCORES
 from . import options
-from .batches import FREE
-from .output import print_json, say, table
+
+__all__ = ["data", "models", "schedules", "scores"]
 
 FAMILIES = (
     ("fc", "fully connected, 6 layers of 100 units"),
@@ -29,6 +25,12 @@ FAMILIES = (
     ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
     ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
 )
+OTHERS = {
+    "timm:NAME": "models of timm; `synflow models timm` lists them",
+    "torchvision:NAME": "models of torchvision; `synflow models torchvision` lists them",
+    "transformers:NAME": "a type such as bert or gpt2, a config.json, or a name on the hub",
+    "FILE.py:FACTORY": "your own: a function that returns a model, or a model and an example",
+}
 
 
 def models(
@@ -38,37 +40,30 @@ def models(
     json: options.Json = False,
 ) -> None:
     """List the models that can be named: built-in ones, or those of timm or torchvision."""
+    from .output import print_json, say
+
     library, _, rest = (pattern or "").partition(":")
-    if library in ("timm", "torchvision"):
-        names = [name for name in names_in(library) if fnmatch.fnmatch(name, rest or "*")]
-        found = {f"{library}:{name}": "" for name in names}
-    else:
-        found = {name: _family(name) for name in MODELS if fnmatch.fnmatch(name, pattern or "*")}
+    listed = library in ("timm", "torchvision")
+    found = _in_library(library, rest or "*") if listed else _built_in(pattern or "*")
     if not found:
         raise SynflowError(f"no model matches {pattern!r}; try `synflow models`, or with a star: 'timm:*vit*'")
     if json:
         print_json(found)
-        return
-    if library in ("timm", "torchvision"):
-        for name in found:
-            say(name)
-        return
-    table(["model", "what it is"], [[name, text] for name, text in found.items()])
-    if pattern is None:
-        say()
-        table(
-            ["others", "what they are"],
-            [
-                ["timm:NAME", "models of timm; `synflow models timm` lists them"],
-                ["torchvision:NAME", "models of torchvision; `synflow models torchvision` lists them"],
-                ["transformers:NAME", "a type such as bert or gpt2, a config.json, or a name on the hub"],
-                ["FILE.py:FACTORY", "your own: a function that returns a model, or a model and an example"],
-            ],
-        )
+    elif listed:
+        say("\n".join(found))
+    else:
+        _show("model", found)
+        if pattern is None:
+            say()
+            _show("others", OTHERS)
 
 
 def scores(json: options.Json = False) -> None:
     """List the scores that weights are ranked by."""
+    from ..pruning.scores import DEFAULT_STEPS, SCORES
+    from .output import print_json, table
+    from .prune_data import FREE
+
     rows = {
         name: {
             "what": _first_line(function), "needs data": name not in FREE, "steps": DEFAULT_STEPS.get(function, 1),
@@ -89,29 +84,47 @@ def scores(json: options.Json = False) -> None:
 
 def schedules(json: options.Json = False) -> None:
     """List the schedules by which density falls over the steps."""
+    from ..pruning.schedules import SCHEDULES
+
     _list("schedule", SCHEDULES, json)
 
 
 def data(json: options.Json = False) -> None:
     """List the data sets that can be named."""
-    from ..experiments import data as sets
+    from ..experiments.data import DATASETS
 
-    table_of: Mapping[str, Any] = sets.DATASETS
-    _list("data set", table_of, json)
+    _list("data set", DATASETS, json)
 
 
-def _list(kind: str, functions: Mapping[str, Callable[..., Any]], json: bool) -> None:
-    rows = {name: _first_line(function) for name, function in functions.items()}
-    if json:
-        print_json(rows)
-    else:
-        table([kind, "what it is"], [[name, text] for name, text in rows.items()])
+def _in_library(library: str, pattern: str) -> dict[str, str]:
+    from ..models.sources import names_in
+
+    return {f"{library}:{name}": "" for name in names_in(library) if fnmatch.fnmatch(name, pattern)}
+
+
+def _built_in(pattern: str) -> dict[str, str]:
+    return {name: _family(name) for name in options.names_of("model") if fnmatch.fnmatch(name, pattern)}
 
 
 def _family(name: str) -> str:
     return next(text for pattern, text in FAMILIES if fnmatch.fnmatch(name, pattern))
 
 
+def _list(kind: str, functions: Mapping[str, Callable[..., Any]], json: bool) -> None:
+    from .output import print_json
+
+    rows = {name: _first_line(function) for name, function in functions.items()}
+    if json:
+        print_json(rows)
+    else:
+        _show(kind, rows)
+
+
+def _show(kind: str, rows: Mapping[str, str]) -> None:
+    from .output import table
+
+    table([kind, "what it is"], [[name, text] for name, text in rows.items()])
+
+
 def _first_line(function: Callable[..., Any]) -> str:
-    doc = function.__doc__ or ""
-    return str(doc).strip().splitlines()[0] if doc else ""
+    return (function.__doc__ or "").strip().partition("\n")[0]

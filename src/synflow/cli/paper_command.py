@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import SynflowError
-from .run_options import Settings, Where, parse_settings, with_where
+from .experiment_options import Settings, Where, parse_settings
+from .option_groups import with_groups
 
-__all__ = ["command"]
-
-command = typer.Typer(
-    short_help="Reproduce the paper: one word per figure.",
-    invoke_without_command=True,
-    context_settings={"allow_interspersed_args": True},
-    rich_markup_mode="rich",
-    subcommand_metavar="",
-    epilog="Examples: synflow paper list · synflow paper fig2 fig3 fig4 --scale paper --data-dir DIR · "
-    "synflow paper plan --scale paper · synflow paper draw fig6 --runs runs",
-)
+__all__ = ["paper"]
 
 
-@command.callback()
-@with_where
+@with_groups
 def paper(
     names: Annotated[
         list[str] | None,
@@ -43,48 +31,58 @@ def paper(
     *,
     where: Where,
 ) -> None:
-    """Reproduce the paper's experiments: each figure is a word, `synflow paper list` shows them.
+    """Reproduce the paper: one word per figure.
 
     SNIP and GraSP need images: --data-dir names their folder. Everything can be stopped and started again.
-    """
-    from ..experiments.figures import EXPERIMENTS
-    from ..experiments.paper import draw, reproduce
-    from .output import say
 
-    words = list(names or ["list"])
-    verb = words.pop(0) if words[0] in ("list", "plan", "draw") else "run"
-    chosen = words or list(EXPERIMENTS)
-    if chosen == ["all"]:
-        chosen = list(EXPERIMENTS)
-    for name in chosen:
-        if name not in EXPERIMENTS:
-            raise SynflowError(f"no figure {name!r}; choose from {', '.join(EXPERIMENTS)}, all")
+    [bold]synflow paper list[/bold]
+
+    [bold]synflow paper fig2 fig3 fig4 --scale paper --data-dir DIR[/bold]
+
+    [bold]synflow paper plan --scale paper[/bold]
+
+    [bold]synflow paper draw fig6 --runs runs[/bold]
+    """
+    verb, chosen = _understood(names)
     changes = parse_settings(settings)
     if verb == "list":
         _list()
-        return
-    if verb == "plan":
+    elif verb == "plan":
         _plan(chosen, scale, changes)
-        return
-    line = _command_line(sys.argv)
-    if verb == "draw":
-        for name in chosen:
-            _show(name, draw(name, scale, where.runs, out, settings=changes, command=line))
+    else:
+        _make(chosen, scale, out, changes, where, only_draw=verb == "draw")
+
+
+def _understood(names: list[str] | None) -> tuple[str, list[str]]:
+    """What to do, and with which figures."""
+    from ..experiments.figures import EXPERIMENTS
+
+    words = list(names or ["list"])
+    verb = words.pop(0) if words[0] in ("list", "plan", "draw") else "run"
+    chosen = list(EXPERIMENTS) if words in ([], ["all"]) else words
+    for name in chosen:
+        if name not in EXPERIMENTS:
+            raise SynflowError(f"no figure {name!r}; choose from {', '.join(EXPERIMENTS)}, all")
+    return verb, chosen
+
+
+def _make(names: list[str], scale: str, out: Path, changes: dict[str, Any], where: Where, only_draw: bool) -> None:
+    from ..experiments.paper import draw, reproduce
+    from .output import command_line, say
+
+    if only_draw:
+        for name in names:
+            _show(name, draw(name, scale, where.runs, out, settings=changes, command=command_line()))
         return
     made = reproduce(
-        chosen, scale, where.runs, out, where.context(), where.place(), settings=changes, tell=say, command=line
-    )
+        names, scale, where.runs, out, where.context(), where.place(), settings=changes, tell=say,
+        command=command_line(),
+    )  # fmt: skip
     for one in made:
         if one.drawing is not None:
             _show(one.name, one.drawing)
     for one in made:
         one.outcome.check()
-
-
-def _command_line(argv: list[str]) -> str:
-    return (
-        shlex.join(["synflow", *argv[1:]]) if "synflow" in Path(argv[0]).name or argv[0].endswith("__main__.py") else ""
-    )
 
 
 def _list() -> None:

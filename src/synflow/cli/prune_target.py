@@ -1,15 +1,17 @@
-"""Targets people think in: what was asked for, and the density of those that need no search."""
+"""What `synflow prune` may be asked for, and the density of those targets that need no search."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import nn
+import typer
 
 from ..errors import SynflowError
-from ..network.selection import prunable
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Target", "simple_density"]
 
@@ -18,11 +20,19 @@ __all__ = ["Target", "simple_density"]
 class Target:
     """What the user asked for; exactly one of these."""
 
-    compression: float | None = None
-    density: float | None = None
-    keep: int | None = None
-    flops: float | None = None
-    speedup: float | None = None
+    compression: Annotated[float | None, typer.Option(metavar="X", help="Target: keep one weight in X.")] = None
+    density: Annotated[
+        float | None, typer.Option(metavar="D", help="Target: keep this share of the weights, 0 to 1.")
+    ] = None
+    keep: Annotated[int | None, typer.Option(metavar="COUNT", help="Target: keep exactly COUNT weights.")] = None
+    flops: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Target: the compact network needs this share of the operations, 0 to 1."),
+    ] = None
+    speedup: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Target: the compact network runs X times faster, measured here."),
+    ] = None
 
     def __post_init__(self) -> None:
         given = [name for name, value in vars(self).items() if value is not None]
@@ -37,6 +47,8 @@ class Target:
 
 def simple_density(target: Target, model: nn.Module, select: Any = None, protect: Any = ()) -> float | None:
     """The density of a target that needs no search; None for those that do."""
+    from ..network.selection import prunable
+
     if target.compression is not None:
         if not target.compression >= 1 or math.isinf(target.compression):
             raise SynflowError(f"--compression is at least 1 (100 keeps one weight in 100), got {target.compression:g}")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import synflow
-from synflow.cli import search
-from synflow.cli.search import Reached, find_flops, flops
+from synflow.cli import prune_search as search
+from synflow.cli.prune_search import Reached, find_flops, flops
 from synflow.pruning.loop import Masks
 
 FAR = math.log(1e4)

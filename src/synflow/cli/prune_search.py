@@ -26,7 +26,7 @@ from ..pruning.loop import Masks
 from ..pruning.loop import prune as prune_model
 from ..pruning.schedules import SCHEDULES, exponential
 from ..pruning.scores import DEFAULT_STEPS, SCORES
-from .speed import Speed
+from .prune_speedup import Speed
 
 __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
 

@@ -1,4 +1,4 @@
-"""`synflow doctor`: what is installed, what the machine has, and whether the laws hold on it."""
+"""What `synflow doctor` checks: packages, devices, and the laws of the flow on small networks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 
 from .._version import __version__
@@ -19,8 +19,8 @@ from ..certificates.theory import conservation
 from ..compaction import compact
 from ..compaction.result import compaction_of
 from ..pruning.loop import prune
-from . import options
-from .output import print_json, say, table
+
+__all__ = ["diagnosis"]
 
 EXTRAS = {
     "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
@@ -41,43 +41,26 @@ class _Attention(nn.Module):
         return mixed
 
 
-def doctor(json: options.Json = False) -> None:
-    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails."""
-    versions = {"synflow": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    devices = {
-        "cpu threads": str(torch.get_num_threads()),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "mps": "yes" if torch.backends.mps.is_available() else "none",
-        "free disk": f"{shutil.disk_usage('.').free / 1e9:.0f} GB here",
+def diagnosis() -> dict[str, Any]:
+    """Versions, devices, extras, the self-test, and whether all of it is well."""
+    checks = {name: _checked(check) for name, check in CHECKS.items()}
+    return {
+        "versions": {"synflow": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
+        "devices": {
+            "cpu threads": str(torch.get_num_threads()),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            "mps": "yes" if torch.backends.mps.is_available() else "none",
+            "free disk": f"{shutil.disk_usage('.').free / 1e9:.0f} GB here",
+        },
+        "extras": {name: _extra(packages) for name, packages in EXTRAS.items()},
+        "self-test": checks,
+        "healthy": all(check["ok"] for check in checks.values()),
     }
-    extras = {name: _missing(packages) for name, packages in EXTRAS.items()}
-    checks = [_checked(name, check) for name, check in CHECKS.items()]
-    healthy = all(ok for _, ok, _, _ in checks)
-    if json:
-        print_json({
-            "versions": versions, "devices": devices,
-            "extras": {name: {"installed": not missing, "missing": missing} for name, missing in extras.items()},
-            "self-test": {name: {"ok": ok, "found": text, "seconds": s} for name, ok, text, s in checks},
-            "healthy": healthy,
-        })  # fmt: skip
-    else:
-        table(["", ""], [[name, text] for name, text in {**versions, **devices}.items()])
-        say()
-        table(
-            ["extra", "state"],
-            [
-                [name, "installed" if not missing else f"lacks {', '.join(missing)}: pip install 'synflow[{name}]'"]
-                for name, missing in extras.items()
-            ],
-        )
-        say()
-        table(
-            ["self-test", "", "found", ("s", "right")],
-            [[name, "ok" if ok else "FAILED", text, f"{seconds:.1f}"] for name, ok, text, seconds in checks],
-        )
-        say("\neverything works" if healthy else "\nsomething is wrong with this installation; see above")
-    if not healthy:
-        raise typer.Exit(1)
+
+
+def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
+    missing = [name for name in packages if name not in sys.modules and find_spec(name) is None]
+    return {"installed": not missing, "missing": missing}
 
 
 def _chain() -> tuple[nn.Module, Tensor]:
@@ -136,8 +119,8 @@ CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
 }
 
 
-def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, bool, str, float]:
-    """A check is part of a diagnosis, so whatever goes wrong in it is a finding."""
+def _checked(check: Callable[[], tuple[bool, str]]) -> dict[str, Any]:
+    """Run a check; an error in it is a finding, not the end of the diagnosis."""
     start = time.perf_counter()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -145,8 +128,4 @@ def _checked(name: str, check: Callable[[], tuple[bool, str]]) -> tuple[str, boo
             ok, text = check()
     except Exception as cause:
         ok, text = False, f"{type(cause).__name__}: {cause}"
-    return name, ok, text, time.perf_counter() - start
-
-
-def _missing(packages: tuple[str, ...]) -> list[str]:
-    return [name for name in packages if name not in sys.modules and find_spec(name) is None]
+    return {"ok": ok, "found": text, "seconds": time.perf_counter() - start}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
 from ..errors import SynflowError
+from .prune_command import Data
 
 __all__ = ["Batches", "scoring_data"]
 
 FREE = ("synflow", "synflow_l2", "magnitude", "random")
-SIZE = 64
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Batches:
     classes: int | None = None
 
 
-def scoring_data(name: str | None, folder: Path | None, score: str, samples: int, seed: int) -> Batches:
+def scoring_data(wanted: Data, score: str, seed: int) -> Batches:
     """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
-    if name is None:
+    if wanted.data is None:
         if score not in FREE:
             raise SynflowError(
                 f"the score {score!r} reads data; name a data set: --data digits, or --data cifar10 --data-dir DIR "
@@ -35,9 +35,9 @@ def scoring_data(name: str | None, folder: Path | None, score: str, samples: int
         return Batches()
     from ..experiments.data import load, scoring_batches
 
-    dataset = load(name, folder, train_per_class=samples)
+    dataset = load(wanted.data, wanted.data_dir, train_per_class=wanted.samples)
     return Batches(
-        scoring_batches(dataset, len(dataset.train_labels), SIZE, seed),
+        scoring_batches(dataset, len(dataset.train_labels), BATCH_SIZE, seed),
         ("x".join(map(str, (1, *dataset.shape))),),
         dataset.classes,
     )

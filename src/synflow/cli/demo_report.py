@@ -1,0 +1,116 @@
+"""What `synflow demo` ends with: tables on the screen, and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SynflowError
+from ..reporting.facts import gather, versions
+from ..reporting.figures import curve_image, figure
+from ..reporting.page import Cell, comparison_page, plots, section, table_of
+from ..support.json_files import json_text
+from .demo_command import RESULTS
+from .demo_run import Found
+from .demo_training import METHODS, Outcome, Variant
+from .output import command_line, say, table
+from .runs import replace_text
+
+__all__ = ["figures", "tell", "write_report"]
+
+REPORT = "report.html"
+CAPTION = (
+    "Test accuracy after training at each compression. The other methods lose all accuracy when a layer is pruned away "
+    "whole (10% is guessing); SynFlow keeps a path from inputs to outputs, and degrades without a cliff."
+)
+
+
+def write_report(out: Path, found: Found, seconds: float) -> None:
+    """Write the figures and the page that shows them."""
+    setting, middle = found.setting, found.middle
+    chosen = [outcome for outcome in found.outcomes if outcome.compression == middle]
+    facts = {
+        outcome.method: gather(
+            setting.model, outcome.masks, setting.example, title="the demo's network", command=command_line()
+        )
+        for outcome in chosen
+    }
+    curves = {method: [(o.compression, o.accuracy) for o in found.outcomes if o.method == method] for method in METHODS}
+    picture = figure(
+        curve_image("Accuracy against compression", curves, {"dense": found.variants[0].accuracy}), CAPTION
+    )
+    extra = [
+        section("When does a network collapse?", plots([picture])),
+        section("Accuracy", _accuracy_html(curves)),
+        section(f"Dense, masked, compact (SynFlow, {middle:g}x)", _variants_html(found.variants)),
+    ]
+    html = comparison_page(
+        facts, {outcome.method: outcome.masks for outcome in chosen}, title="synflow demo",
+        sub=f"Five methods on 1,797 handwritten digits, in {seconds:.0f} s", extra=extra,
+    )  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise SynflowError(f"{out} cannot be made: {cause}") from cause
+    replace_text(out / RESULTS, json_text(figures(found, seconds)))
+    replace_text(out / REPORT, html)
+
+
+def figures(found: Found, seconds: float) -> dict[str, Any]:
+    """What results.json holds."""
+    return {
+        "seconds": seconds,
+        "outcomes": [
+            {"method": o.method, "compression": o.compression, "accuracy": o.accuracy, "connected": o.connected}
+            for o in found.outcomes
+        ],
+        "variants": [vars(variant) for variant in found.variants],
+        "versions": versions(),
+    }
+
+
+def _accuracy_html(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    heads = ["method", *(f"{compression:g}x" for compression, _ in next(iter(curves.values())))]
+    rows: list[list[Cell]] = [
+        [(method, method), *((f"{accuracy:.1f}%", accuracy) for _, accuracy in curve)]
+        for method, curve in curves.items()
+    ]
+    return table_of("Accuracy of each method", heads, rows)
+
+
+def _variants_html(variants: Sequence[Variant]) -> str:
+    rows: list[list[Cell]] = [
+        [
+            (v.name, v.name), (f"{v.accuracy:.1f}%", v.accuracy), (f"{v.weights:,}", v.weights),
+            (f"{v.parameters:,}", v.parameters), (f"{v.steps_per_second:.1f}", v.steps_per_second),
+        ]
+        for v in variants
+    ]  # fmt: skip
+    return table_of("Variants", ["network", "accuracy", "weights", "parameters in memory", "steps per second"], rows)
+
+
+def tell(found: Found, seconds: float, out: Path) -> None:
+    """The tables at the end of the demonstration."""
+    say("test accuracy by compression (x: collapsed, no path is left)\n")
+    by = {(o.method, o.compression): o for o in found.outcomes}
+    wanted = sorted({compression for _, compression in by})
+    table(
+        ["method", *((f"{value:g}x", "right") for value in wanted)],
+        [[method, *(_entry(by[method, value]) for value in wanted)] for method in METHODS],
+    )
+    say(f"\nthe same training dense, masked and compact (SynFlow at {found.middle:g}x)\n")
+    dense = found.variants[0].steps_per_second
+    table(
+        ["network", *((head, "right") for head in ("accuracy", "weights", "parameters", "steps/s", "faster"))],
+        [
+            [v.name, f"{v.accuracy:.1f}%", f"{v.weights:,}", f"{v.parameters:,}", f"{v.steps_per_second:.1f}",
+             f"{v.steps_per_second / dense:.1f}x"]
+            for v in found.variants
+        ],
+    )  # fmt: skip
+    say(f"\n{seconds:.0f} s in all; open {out / REPORT}")
+
+
+def _entry(outcome: Outcome) -> str:
+    return f"{outcome.accuracy:.1f}%" if outcome.connected else "x"

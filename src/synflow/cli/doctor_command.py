@@ -1,0 +1,52 @@
+"""`synflow doctor`: what is installed, what the machine has, and whether the laws hold on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from . import options
+
+__all__ = ["doctor"]
+
+
+def doctor(json: options.Json = False) -> None:
+    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails."""
+    from .doctor_checks import diagnosis
+    from .output import print_json
+
+    found = diagnosis()
+    if json:
+        print_json(found)
+    else:
+        _show(found)
+    if not found["healthy"]:
+        raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from .output import say, table
+
+    table(["", ""], [[name, text] for name, text in {**found["versions"], **found["devices"]}.items()])
+    say()
+    table(
+        ["extra", "state"],
+        [
+            [name, "installed" if not extra["missing"] else _remedy(name, extra["missing"])]
+            for name, extra in found["extras"].items()
+        ],
+    )
+    say()
+    table(
+        ["self-test", "", "found", ("s", "right")],
+        [
+            [name, "ok" if check["ok"] else "FAILED", check["found"], f"{check['seconds']:.1f}"]
+            for name, check in found["self-test"].items()
+        ],
+    )
+    say("\neverything works" if found["healthy"] else "\nsomething is wrong with this installation; see above")
+
+
+def _remedy(extra: str, missing: list[str]) -> str:
+    return f"lacks {', '.join(missing)}: pip install 'synflow[{extra}]'"

@@ -1,0 +1,140 @@
+"""What `synflow compact`, `bench` and `export` do: from masks to a smaller, faster network in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..benchmarking.results import Benchmark
+from ..benchmarking.run import bench as bench_model
+from ..compaction import compact as compact_model
+from ..compaction import load_compact, save_compact
+from ..compaction.result import compaction_of
+from ..errors import SynflowError
+from ..inference.onnx import export_onnx
+from ..masks.attach import attach
+from ..models.sources import Source
+from ..reporting.facts import plain_benchmark, plain_compaction
+from .output import print_json, progress, say, say_wrapped, table, watched
+from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
+from .ship_commands import Timed
+
+__all__ = ["run_bench", "run_compact", "run_export"]
+
+COMPACT, BENCH, ONNX = "compact", "bench.json", "model.onnx"
+
+
+def run_compact(folder: Path, model: str | None, force: bool, json: bool) -> None:
+    """Write the compact network into the folder, and its figures into the report."""
+    run = open_run(folder)
+    to = folder / COMPACT
+    if to.exists() and not force:
+        raise SynflowError(f"{to} is there already; replace it with --force")
+    source = rebuild(run, model)
+    with watched("compacting, and comparing outputs"):
+        small = compact_model(source.model, source.example, run.masks())
+    save_compact(small, to)
+    compaction = compaction_of(small)
+    facts = run.facts()
+    removed = compaction.removed
+    layers = tuple(
+        dataclasses.replace(row, compact_units=removed[row.name][0][1] if row.name in removed else row.units)
+        for row in facts.layers
+    )
+    refresh_report(run, dataclasses.replace(facts, layers=layers, compaction=plain_compaction(compaction)))
+    if json:
+        print_json({"out": str(to), **plain_compaction(compaction)})
+        return
+    say_wrapped(str(compaction), 4)
+    say(f"\nwritten to {to}; in Python: synflow.load_compact(model, {str(to)!r})")
+    say(next_command("bench", folder, source.spec))
+
+
+def run_bench(folder: Path, model: str | None, timed: Timed, json: bool) -> None:
+    """Time the networks, and put the figures into the report."""
+    run = open_run(folder)
+    source = rebuild(run, model)
+    result = bench_model(
+        source.model, run.masks(), source.example, train_batches=timed.train_batch or (128,),
+        inference_batches=timed.batch or (1, 64), repeats=timed.repeats, threads=timed.threads, onnx=timed.onnx,
+        openvino=timed.openvino, folded=timed.folded, forms=timed.forms, channels_last=timed.channels_last,
+        small=_stored(run, source), progress=progress(),
+    )  # fmt: skip
+    replace_text(folder / BENCH, result.to_json() + "\n")
+    refresh_report(run, dataclasses.replace(run.facts(), benchmark=plain_benchmark(result)))
+    if json:
+        print_json(json_module.loads(result.to_json()))
+    else:
+        show(result)
+        say(f"\nwritten to {folder / BENCH}, and into {folder / 'report.html'}")
+
+
+def run_export(
+    folder: Path, onnx: bool, out: Path | None, masked: bool, fixed_batch: bool, model: str | None, force: bool,
+    json: bool,
+) -> None:  # fmt: skip
+    """Write an ONNX file whose outputs were compared."""
+    if not onnx:
+        raise SynflowError("name the format: --onnx (the only one there is)")
+    run = open_run(folder)
+    to = out or folder / ONNX
+    if to.exists() and not force:
+        raise SynflowError(f"{to} is there already; choose another --out, or replace it: --force")
+    source = rebuild(run, model)
+    network: Any
+    if masked:
+        network = attach(source.model, run.masks())
+    else:
+        network = _stored(run, source) or compact_model(source.model, source.example, run.masks())
+    with warnings.catch_warnings(), watched("exporting, and running the file in onnxruntime"):
+        warnings.simplefilter("ignore")  # torch's exporter warns of its own future
+        export_onnx(network, source.example, to, dynamic_batch=not fixed_batch)
+    size = to.stat().st_size
+    if json:
+        print_json({"out": str(to), "bytes": size, "masked": masked})
+    else:
+        say(f"written to {to}: {size / 1e6:.2f} MB, outputs equal in onnxruntime")
+
+
+def show(result: Benchmark) -> None:
+    """The figures of a benchmark at 80 columns."""
+    table(
+        ["", "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
+        [
+            [f"{t.task}, batch {t.batch}" if t.variant == "dense" else "", t.variant, seconds(t.seconds),
+             f"{seconds(t.low)} - {seconds(t.high)}", f"{t.ratio:.2f}x"]
+            for t in result.timings
+        ],
+    )  # fmt: skip
+    say()
+    peaks = {task: "peak, " + task.split()[0] for task in result.peaks}
+    table(
+        ["variant", *((head, "right") for head in ("parameters", "MFLOP", "file", *peaks.values()))],
+        [
+            [s.variant, f"{s.parameters:,}", f"{s.flops / 1e6:,.2f}", size(s.file_bytes),
+             *(size(result.peaks[task][s.variant]) for task in peaks)]
+            for s in result.sizes
+        ],
+    )  # fmt: skip
+    say()
+    say_wrapped(", ".join(f"{key} {value}" for key, value in result.settings.items()), 2)
+
+
+def seconds(value: float) -> str:
+    """A time with its unit."""
+    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def size(value: int) -> str:
+    """A size with its unit."""
+    return f"{value / 1e6:.1f} MB" if value >= 1e5 else f"{value / 1e3:.1f} kB"
+
+
+def _stored(run: Run, source: Source) -> torch.nn.Module | None:
+    folder = run.folder / COMPACT
+    return load_compact(source.model, folder) if folder.is_dir() else None

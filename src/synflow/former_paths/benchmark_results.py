@@ -1,0 +1,3 @@
+"""`synflow.benchmark_results` is now `synflow.benchmarking`."""
+
+from synflow.benchmarking import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`synflow.gradients` is now `synflow.pruning.gradients`."""
+
+from synflow.pruning.gradients import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`synflow.schedules` is now `synflow.pruning.schedules`."""
+
+from synflow.pruning.schedules import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`synflow.theory` is now `synflow.certificates`."""
+
+from synflow.certificates import *  # noqa: F403
