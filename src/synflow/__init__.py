@@ -99,10 +99,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or a package, imported now."""
+    """A public name, or a module of this package, imported now."""
     if name in _HOME_OF:
         value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
-    elif (Path(__file__).parent / name / "__init__.py").is_file():
+    elif any(Path(folder, file).is_file() for folder in __path__ for file in (f"{name}/__init__.py", f"{name}.py")):
         value = importlib.import_module(f".{name}", __name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

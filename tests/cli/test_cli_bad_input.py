@@ -149,7 +149,8 @@ def test_damaged_folders_are_told_apart(capsys):
         main("prune net.py:make --compression 10 --steps 2 --out run".split())
     whole = contents("run")
     for name, data, said in (
-        ("run.json", b"{", "run.json cannot be read"),
+        ("run.json", b"{", "run.json is damaged: it is no JSON"),
+        ("run.json", b"[" * 100_000, "nested too deeply"),
         ("run.json", b"[]", "holds no JSON object"),
         ("run.json", b'{"format": 99}', "has format 99"),
         ("facts.json", b'{"layers": 3}', "no facts of a report"),

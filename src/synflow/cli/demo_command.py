@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 
 from ..errors import SynflowError
+from ..support.atomic_files import write_bytes
+from ..support.json_files import json_text
 from . import options
 
 __all__ = ["demo"]
 
-RESULTS = "results.json"
+RESULTS, REPORT = "results.json", "report.html"
 COMPRESSIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
@@ -44,18 +46,18 @@ def demo(
     if not json:
         # Importing torch takes seconds; until then this line is all there is to see.
         print("pruning and training a small network on 1,797 handwritten digits ...", file=sys.stderr, flush=True)
-    from .demo_report import figures, tell, write_report
+    from .demo_report import figures, report_page, tell
     from .demo_run import run_all
     from .output import print_json
 
     start = time.perf_counter()
     found = run_all(wanted, width, epochs, seed, threads, quiet=json)
     seconds = time.perf_counter() - start
-    write_report(out, found, seconds)
+    _write(out, {RESULTS: json_text(figures(found, seconds)), REPORT: report_page(found, seconds)})
     if json:
         print_json(figures(found, seconds))
     else:
-        tell(found, seconds, out)
+        tell(found, seconds, out / REPORT)
 
 
 def _check_free(out: Path, force: bool) -> None:
@@ -63,3 +65,12 @@ def _check_free(out: Path, force: bool) -> None:
         raise SynflowError(f"{out} is there already and is no folder; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (force and (out / RESULTS).is_file()):
         raise SynflowError(f"{out} is there already and is not empty; choose another --out, or replace a demo: --force")
+
+
+def _write(out: Path, texts: dict[str, str]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise SynflowError(f"{out} cannot be made: {cause}") from cause
+    for name, text in texts.items():
+        write_bytes(out / name, text.encode())

@@ -6,28 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import SynflowError
 from ..reporting.facts import gather, versions
 from ..reporting.figures import curve_image, figure
 from ..reporting.page import Cell, comparison_page, plots, section, table_of
-from ..support.json_files import json_text
-from .demo_command import RESULTS
 from .demo_run import Found
 from .demo_training import METHODS, Outcome, Variant
 from .output import command_line, say, table
-from .runs import replace_text
 
-__all__ = ["figures", "tell", "write_report"]
+__all__ = ["figures", "report_page", "tell"]
 
-REPORT = "report.html"
 CAPTION = (
     "Test accuracy after training at each compression. The other methods lose all accuracy when a layer is pruned away "
     "whole (10% is guessing); SynFlow keeps a path from inputs to outputs, and degrades without a cliff."
 )
 
 
-def write_report(out: Path, found: Found, seconds: float) -> None:
-    """Write the figures and the page that shows them."""
+def report_page(found: Found, seconds: float) -> str:
+    """The report: accuracy of all methods, then the networks of the middle compression side by side."""
     setting, middle = found.setting, found.middle
     chosen = [outcome for outcome in found.outcomes if outcome.compression == middle]
     facts = {
@@ -45,16 +40,10 @@ def write_report(out: Path, found: Found, seconds: float) -> None:
         section("Accuracy", _accuracy_html(curves)),
         section(f"Dense, masked, compact (SynFlow, {middle:g}x)", _variants_html(found.variants)),
     ]
-    html = comparison_page(
+    return comparison_page(
         facts, {outcome.method: outcome.masks for outcome in chosen}, title="synflow demo",
         sub=f"Five methods on 1,797 handwritten digits, in {seconds:.0f} s", extra=extra,
     )  # fmt: skip
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise SynflowError(f"{out} cannot be made: {cause}") from cause
-    replace_text(out / RESULTS, json_text(figures(found, seconds)))
-    replace_text(out / REPORT, html)
 
 
 def figures(found: Found, seconds: float) -> dict[str, Any]:
@@ -90,7 +79,7 @@ def _variants_html(variants: Sequence[Variant]) -> str:
     return table_of("Variants", ["network", "accuracy", "weights", "parameters in memory", "steps per second"], rows)
 
 
-def tell(found: Found, seconds: float, out: Path) -> None:
+def tell(found: Found, seconds: float, report: Path) -> None:
     """The tables at the end of the demonstration."""
     say("test accuracy by compression (x: collapsed, no path is left)\n")
     by = {(o.method, o.compression): o for o in found.outcomes}
@@ -109,7 +98,7 @@ def tell(found: Found, seconds: float, out: Path) -> None:
             for v in found.variants
         ],
     )  # fmt: skip
-    say(f"\n{seconds:.0f} s in all; open {out / REPORT}")
+    say(f"\n{seconds:.0f} s in all; open {report}")
 
 
 def _entry(outcome: Outcome) -> str:

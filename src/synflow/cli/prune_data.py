@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import SynflowError
-from .prune_command import Data
+from .prune_options import Data
 
 __all__ = ["Batches", "scoring_data"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +18,21 @@ from ..reporting.facts import Facts, gather
 from . import options
 from .interrupts import Milestones, told_how_far
 from .output import command_line, layer_table, percent, print_json, progress, say, say_wrapped, times, watched
-from .prune_command import Data, Method, Timing
 from .prune_data import scoring_data
+from .prune_options import Wish
 from .prune_search import Found, find_flops, find_speedup, walk
-from .prune_target import Target, simple_density
+from .prune_target import simple_density
 from .runs import check_free, next_command, write_run
 
-__all__ = ["Wish", "run_prune"]
+__all__ = ["run_prune"]
 
 TASKS = {"inference": "inference", "training": "training step"}
 _ADVICE = "no path is left, so training cannot help; lower the compression, or use --score synflow with its guard"
 
 
-@dataclass(frozen=True)
-class Wish:
-    """All that decides the pruned network: the options of the command, group by group."""
-
-    model: str
-    target: Target
-    method: Method
-    data: Data
-    origin: options.Origin
-    timing: Timing
-    device: str
-    threads: int | None
-
-    def check(self) -> None:
-        """Refuse unknown names before anything is built."""
-        for kind in ("score", "schedule", "scope"):
-            options.check_known(kind, getattr(self.method, kind))
-        options.check_known("task", self.timing.task, list(TASKS))
-        if self.data.data is not None:
-            options.check_known("data set", self.data.data)
-
-
 def run_prune(wish: Wish, out: Path | None, force: bool, json: bool) -> None:
     """Prune, write to `out` where it is given, print; the exit code is 1 where the result is not what was asked for."""
-    wish.check()
+    _check_names(wish)
     if out is not None:
         check_free(out, force)
     if wish.threads is not None:
@@ -84,6 +61,15 @@ def run_prune(wish: Wish, out: Path | None, force: bool, json: bool) -> None:
         print(f"not connected: {_ADVICE}", file=sys.stderr)
     if not certificate.connected or (found is not None and not found.met):
         raise typer.Exit(1)
+
+
+def _check_names(wish: Wish) -> None:
+    """Refuse unknown names before anything is built."""
+    for kind in ("score", "schedule", "scope"):
+        options.check_known(kind, getattr(wish.method, kind))
+    options.check_known("task", wish.timing.task, list(TASKS))
+    if wish.data.data is not None:
+        options.check_known("data set", wish.data.data)
 
 
 def _prepared(wish: Wish) -> tuple[Source, dict[str, Any]]:

@@ -20,9 +20,9 @@ from ..inference.onnx import export_onnx
 from ..masks.attach import attach
 from ..models.sources import Source
 from ..reporting.facts import plain_benchmark, plain_compaction
+from .bench_options import Timed
 from .output import print_json, progress, say, say_wrapped, table, watched
 from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
-from .ship_commands import Timed
 
 __all__ = ["run_bench", "run_compact", "run_export"]
 
