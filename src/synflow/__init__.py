@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from . import rules
     from .benchmarking.run import bench
     from .certificates.certificate import Certificate, certify
-    from .certificates.theory import conservation, critical_compression, max_compression
+    from .certificates.conservation import conservation
+    from .certificates.limits import critical_compression, max_compression
     from .compaction import Compaction, compact, expand, load_compact, save_compact
     from .flow.dispatch import NoRuleError, register_rule
     from .inference.folded_norms import for_inference
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "benchmarking.run": "bench",
     "certificates.certificate": "Certificate certify",
-    "certificates.theory": "conservation critical_compression max_compression",
+    "certificates.conservation": "conservation",
+    "certificates.limits": "critical_compression max_compression",
     "compaction": "Compaction compact expand load_compact save_compact",
     "flow.dispatch": "NoRuleError register_rule",
     "inference.folded_norms": "for_inference",

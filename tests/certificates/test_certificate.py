@@ -174,8 +174,8 @@ def test_machines_can_read_it():
     ("masks", "message"),
     [
         ({"9.weight": torch.ones(2, 2).bool()}, r"masks name '9\.weight', which is no parameter of this Sequential"),
-        ({"0.weight": torch.ones(2, 2).bool()}, r"0\.weight: mask of shape \(2, 2\), expected \(6, 4\)"),
-        ({"0.weight": torch.ones(6, 4)}, r"0\.weight: mask of type torch\.float32, expected torch\.bool"),
+        ({"0.weight": torch.ones(2, 2).bool()}, r"0\.weight: the mask has shape \(2, 2\), the weight \(6, 4\)"),
+        ({"0.weight": torch.ones(6, 4)}, r"0\.weight: a mask is a boolean tensor.* got torch\.float32"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(masks, message):

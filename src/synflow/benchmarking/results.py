@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import need
 from ..support.atomic_files import replacing, write_bytes
+from ..support.numbers import bytes_text, seconds_text
 
 __all__ = ["Benchmark", "Size", "Timing"]
 
@@ -93,9 +94,9 @@ class Benchmark:
         wide = max([10, *(len(t.variant) + 2 for t in self.timings)])
         lines = [f"{'':24}{'variant':>{wide}}{'median':>12}{'quartiles':>22}{'faster':>9}"]
         for t in self.timings:
-            spread = f"{_seconds(t.low)} - {_seconds(t.high)}"
+            spread = f"{seconds_text(t.low)} - {seconds_text(t.high)}"
             what = f"{t.task}, batch {t.batch}"
-            lines.append(f"{what:24}{t.variant:>{wide}}{_seconds(t.seconds):>12}{spread:>22}{t.ratio:>8.2f}x")
+            lines.append(f"{what:24}{t.variant:>{wide}}{seconds_text(t.seconds):>12}{spread:>22}{t.ratio:>8.2f}x")
         lines.append("")
         tasks = list(self.peaks)
         header = f"{'variant':10}{'parameters':>12}{'nonzero':>12}{'MFLOP':>10}{'file':>10}"
@@ -103,16 +104,10 @@ class Benchmark:
         onnx = any(s.onnx_bytes is not None for s in self.sizes)
         lines.append(header + (f"{'onnx':>10}" if onnx else ""))
         for s in self.sizes:
-            line = f"{s.variant:10}{s.parameters:>12,}{s.nonzero:>12,}{s.flops / 1e6:>10.2f}{_bytes(s.file_bytes):>10}"
-            line += "".join(f"{_bytes(self.peaks[task][s.variant]):>22}" for task in tasks)
-            lines.append(line + (f"{_bytes(s.onnx_bytes or 0):>10}" if onnx else ""))
+            line = (
+                f"{s.variant:10}{s.parameters:>12,}{s.nonzero:>12,}{s.flops / 1e6:>10.2f}{bytes_text(s.file_bytes):>10}"
+            )
+            line += "".join(f"{bytes_text(self.peaks[task][s.variant]):>22}" for task in tasks)
+            lines.append(line + (f"{bytes_text(s.onnx_bytes or 0):>10}" if onnx else ""))
         lines.append(", ".join(f"{key} {value}" for key, value in self.settings.items()))
         return "\n".join(lines)
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _bytes(value: int) -> str:
-    return f"{value / 1e6:.1f} MB" if value >= 1e5 else f"{value / 1e3:.1f} kB"

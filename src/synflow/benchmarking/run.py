@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
 from ..compaction import compact
@@ -29,10 +27,12 @@ from ..errors import SynflowError, need
 from ..inference.folded_norms import for_inference
 from ..inference.onnx import export_onnx, feeds, onnx_session
 from ..masks.attach import attach, bake
+from ..network.flops import flops
 from ..network.private_copy import arguments, move
 from ..support import memory_format
 from ..support.memory import peak_memory
 from ..support.memory_format import images_channels_last
+from ..support.private_torch import pytree
 from .results import Benchmark, Size, Timing
 
 __all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
@@ -271,16 +271,13 @@ def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]
 def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
     plain = copy.deepcopy(model)
     bake(plain)
-    plain.eval()
-    args, kwargs = arguments(move(enlarged(example, 1, False), next(plain.parameters()).device))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        plain(*args, **kwargs)
+    one = move(enlarged(example, 1, False), next(plain.parameters()).device)
     weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}
     return Size(
         name,
         parameters=sum(p.numel() for p in plain.parameters()),
         nonzero=sum(int(p.count_nonzero()) for p in plain.parameters()),
-        flops=counter.get_total_flops(),
+        flops=flops(plain, one),
         file_bytes=len(save(weights)),
         onnx_bytes=None if file is None else file.stat().st_size,
     )

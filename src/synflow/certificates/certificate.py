@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from ..flow.measure import measure
 from ..flow.paths import reach
+from ..masks.checks import check_mapping, full_masks, some
 from ..masks.results import StepRecord
 from ..network.private_copy import open_network
-from ..pruning.settings import checked_masks
 from ..support.chunked import count
-from .theory import conservation_of, max_compression_of
+from ..support.numbers import power_of_two, times
+from .conservation import conservation_of
+from .limits import max_compression_of
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class Certificate:
         lines = [
             (
                 "weights",
-                f"{self.kept:,} of {self.total:,} kept ({self.compression:.6g}x, max {_times(self.max_compression)})",
+                f"{self.kept:,} of {self.total:,} kept ({times(self.compression)}, max {times(self.max_compression)})",
             ),
             (
                 "connected",
                 "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
             ),
-            ("empty layers", _names(self.empty_layers)),
-            ("on no path", f"{self.idle:,} kept weights (effective compression {_times(self.effective_compression)})"),
-            ("flow", f"{_power(self.flow_log2_before)} before, {_power(self.flow_log2)} after"),
+            ("empty layers", some(self.empty_layers)),
+            ("on no path", f"{self.idle:,} kept weights (effective compression {times(self.effective_compression)})"),
+            ("flow", f"{power_of_two(self.flow_log2_before)} before, {power_of_two(self.flow_log2)} after"),
             ("conservation", _residuals(self)),
             ("steps", _steps(self)),
         ]
@@ -128,17 +130,13 @@ def certify(
     >>> certificate.connected, certificate.kept, certificate.max_compression
     (True, 30, 150.0)
     """
-    if not isinstance(masks, Mapping):
-        raise SynflowError(
-            f"masks must map names of parameters to tensors, got {type(masks).__name__}; "
-            "the order is certify(model, masks, example)"
-        )
+    check_mapping(masks, "; the order is certify(model, masks, example)")
     names = {name for name, _ in model.named_parameters()}
     unknown = sorted(set(masks) - names)
     if unknown:
         raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
     network = open_network(model, example, select=lambda name, _: name in masks)
-    full = checked_masks(masks, network)
+    full = full_masks(masks, network.weights)
     reached = reach(network, full)
     on_path = {name: full[name] & reached.on_path[name] for name in full}
     conserved = conservation_of(network, full)
@@ -164,21 +162,6 @@ def certify(
         steps=tuple(step.record if hasattr(step, "record") else step for step in records),
         notes=after.notes,
     )
-
-
-def _names(names: tuple[str, ...], most: int = 5) -> str:
-    if not names:
-        return "none"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _times(value: float) -> str:
-    return "unlimited" if math.isinf(value) else f"{value:.6g}x"
-
-
-def _power(log2: float) -> str:
-    return "0" if math.isinf(log2) else f"2^{log2:.1f}"
 
 
 def _residuals(certificate: Certificate) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..certificates.certificate import certify
-from ..certificates.theory import conservation
+from ..certificates.conservation import conservation
 from ..compaction import compact
 from ..compaction.result import compaction_of
 from ..pruning.loop import prune

@@ -6,22 +6,18 @@ enough. It thinks in logarithms: x of the compression, y of what the compact net
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..benchmarking.results import Benchmark
-from ..certificates.theory import max_compression
+from ..certificates.limits import max_compression
 from ..compaction import compact
 from ..errors import choose
-from ..masks.attach import bake
-from ..network.private_copy import arguments
+from ..network.flops import flops
 from ..pruning.loop import Masks
 from ..pruning.loop import prune as prune_model
 from ..pruning.schedules import SCHEDULES, exponential
@@ -153,16 +149,6 @@ def search(
     assert best.masks is not None
     assert best.reached is not None
     return Found(best.masks, math.exp(best.x), best.reached, high is not None)
-
-
-def flops(model: nn.Module, example: Any) -> int:
-    """Floating-point operations of one forward pass, counted, not timed."""
-    plain = copy.deepcopy(model)
-    bake(plain)
-    args, kwargs = arguments(example)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        plain.eval()(*args, **kwargs)
-    return int(counter.get_total_flops())
 
 
 def _as_close_as_can_be(point: _Point, goal: float, target: float) -> bool:

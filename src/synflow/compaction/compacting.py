@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from ..masks.attach import attach, bake, check_masks
+from ..masks.attach import attach, bake
+from ..masks.checks import check_masks
 from .cut.surgery import cut, shrink
 from .trial import Trial
 

@@ -15,9 +15,9 @@ import synflow
 from synflow.errors import SynflowError
 
 from ..models.built_in import build
+from ..network.flops import flops as count_flops
 from .configs import METHODS_WITH_DATA, Config
 from .data import SHAPES, Dataset, load, scoring_batches
-from .training import operations
 
 __all__ = [
     "example_of",
@@ -134,7 +134,7 @@ def trainable(config: Config, masks: Mapping[str, Tensor] | None) -> Trainable:
             model = _pruned(model, masks, example, config.compact, about)
     about["compact_seconds"] = time.perf_counter() - started
     about["parameters"] = sum(p.numel() for p in model.parameters())
-    about["flops"] = operations(model, example)
+    about["flops"] = count_flops(model, example)
     return Trainable(model, about)
 
 
@@ -159,7 +159,7 @@ def narrower(config: Config) -> tuple[nn.Module, float]:
 
     def size(model: nn.Module) -> int:
         if config.method == "narrow_flops":
-            return operations(model, example)
+            return count_flops(model, example)
         return sum(weight.numel() for weight in synflow.prunable(model).values())
 
     wanted = size(small) if config.method == "narrow_flops" else sum(int(mask.sum()) for mask in masks.values())

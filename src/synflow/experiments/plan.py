@@ -10,10 +10,10 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from ..network.flops import flops as count_flops
 from .configs import METHODS_WITH_DATA, Config
 from .data import SHAPES
 from .methods import network_of
-from .training import operations
 
 __all__ = ["Estimate", "cpu_speed", "estimate"]
 
@@ -52,7 +52,7 @@ def _size(model: str, width: float, dataset: str) -> tuple[int, int, int]:
     shape = SHAPES[dataset][1]
     with torch.device("meta"):
         network = network_of(model, dataset, width)
-        flops = operations(network, torch.ones(1, *shape))
+        flops = count_flops(network, torch.ones(1, *shape))
     layers = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return flops, sum(layers), sum(p.numel() for p in network.parameters())
 
@@ -90,7 +90,7 @@ def _disk(config: Config) -> int:
 def cpu_speed(seconds: float = 0.5) -> float:
     """Operations per second that this machine sustains in convolutions, measured on the spot."""
     layer, images = nn.Conv2d(64, 64, 3, padding=1), torch.randn(16, 64, 32, 32)
-    each = operations(layer, images)
+    each = count_flops(layer, images)
     with torch.no_grad():
         layer(images)
         start, rounds = time.perf_counter(), 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from synflow.errors import SynflowError
 
@@ -180,15 +180,3 @@ def _own_randomness(seed: int, epoch: int, device: torch.device) -> Iterator[Non
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
         torch.manual_seed(seed * 1_000_003 + epoch)
         yield
-
-
-def operations(model: nn.Module, example: Tensor) -> int:
-    """Floating-point operations of one forward pass."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    training = model.training
-    model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(example)
-    model.train(training)
-    return int(counter.get_total_flops())

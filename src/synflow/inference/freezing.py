@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..compaction.record.aten_names import FLAT, ODD, POOLS, SAME
 from ..compaction.record.tape import Step, tensors_in
 from ..compaction.verify import inputs_like
 from ..errors import SynflowError
 from ..network.private_copy import arguments
+from ..support.private_torch import pytree
 from .recorded_run import RecordedRun
 
 __all__ = ["Forms", "choose_forms", "freeze", "pack", "reshape"]

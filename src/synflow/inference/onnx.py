@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, need
 from ..masks.attach import bake
 from ..network.private_copy import arguments
 from ..support.atomic_files import replacing
+from ..support.private_torch import pytree
 
 __all__ = ["export_onnx", "onnx_session"]
 

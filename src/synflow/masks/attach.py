@@ -10,26 +10,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from .checks import check_masks, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release
+from .places import Place, dense_name, named_weights, places, unwrap
 
 __all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-class Slot(NamedTuple):
-    """A place that holds a parameter: the parameter's name there, the module, and the attribute."""
-
-    name: str
-    module: nn.Module
-    attribute: str
 
 
 def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
@@ -44,7 +38,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
     >>> layer.weight[0, 1].item()
     0.0
     """
-    slots = _slots(model)
+    held = places(model)
     check_masks(masks, model)
     for name, current in attached(model).items():
         revived = int((masks[name].to(current.device) & ~current).sum()) if name in masks else 0
@@ -54,7 +48,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
                 "gone; attach `mask & synflow.attached(model)[name]`, or start over: synflow.bake(model), "
                 "synflow.rewind(model, state), synflow.attach(model, masks)"
             )
-    _hold(masks, slots)
+    _hold(masks, held)
     return model
 
 
@@ -62,7 +56,7 @@ def attached(model: nn.Module) -> dict[str, Tensor]:
     """The masks that a model holds, by the names of its parameters; empty for a plain model."""
     return {
         name: mask_of(first.module, first.attribute).clone()
-        for name, (first, *_) in _slots(model).items()
+        for name, (first, *_) in places(model).items()
         if first.attribute in masked_names(first.module)
     }
 
@@ -99,8 +93,8 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Masks in the state are attached, in place of those that the model holds for the same weights; other masks of the
     model stay. Names, shapes and dtypes must be the model's, or nothing is changed.
     """
-    slots = _slots(model)
-    first_names = {slot.name: name for name, places in slots.items() for slot in places}
+    held = places(model)
+    first_names = {place.name: name for name, same in held.items() for place in same}
     masks: dict[str, Tensor] = {}
     for name, mask in _masks_in(state).items():
         masks.setdefault(first_names.get(name, name), mask)
@@ -110,7 +104,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         if not (mask is masks[first] or (isinstance(mask, Tensor) and torch.equal(mask, masks[first]))):
             raise SynflowError(f"{name} is tied to {first}, but the state has another mask for it; nothing was loaded")
     _check_state(model, state)
-    _hold(masks, slots)
+    _hold(masks, held)
     _load(model, state)
 
 
@@ -148,38 +142,6 @@ def _shuffled(mask: Tensor, key: str) -> Tensor:
     return mask.flatten()[order].view(mask.shape)
 
 
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and checkpoint_wrapper put these into names
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    while isinstance(model, _WRAPPERS):
-        model = model.module
-    return model
-
-
-def _dense_name(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
-
-
-def _slots(model: nn.Module) -> dict[str, list[Slot]]:
-    """Where each parameter is held, a tied one in several places under its first name."""
-    slots: dict[str, list[Slot]] = {}
-    first_names: dict[Tensor, str] = {}
-    for prefix, module in _unwrap(model).named_modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                name = _dense_name(f"{prefix}.{attribute}" if prefix else attribute)
-                slots.setdefault(first_names.setdefault(parameter, name), []).append(Slot(name, module, attribute))
-    return slots
-
-
-def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter once, under its first name in the dense model, whatever the model is wrapped in."""
-    weights = {name: first.module._parameters[first.attribute] for name, (first, *_) in _slots(model).items()}
-    return {name: weight for name, weight in weights.items() if weight is not None}
-
-
 def fingerprint(model: nn.Module) -> str:
     """A hash of the names and shapes of all parameters, in any order: equal for equal architectures.
 
@@ -193,52 +155,14 @@ def fingerprint_of(shapes: Mapping[str, list[int]]) -> str:
     return hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()
 
 
-def _hold(masks: Mapping[str, Tensor], slots: Mapping[str, list[Slot]]) -> None:
+def _hold(masks: Mapping[str, Tensor], held: Mapping[str, list[Place]]) -> None:
     for name, mask in masks.items():
-        for slot in slots[name]:
-            hold(slot.module, slot.attribute, mask)
-
-
-def _some(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Raise an error unless each mask is a boolean tensor of the shape of a weight of the model."""
-    slots = _slots(model)
-    if not isinstance(masks, Mapping):
-        raise SynflowError(f"masks must be a dict of boolean tensors by parameter name, got {type(masks).__name__}")
-    unknown = [str(name) for name in masks if name not in slots]
-    if unknown:
-        tied = {slot.name for places in slots.values() for slot in places[1:]}
-        why = "these are further names of tied weights; use the first one" if tied.issuperset(unknown) else (
-            "take the names from model.named_parameters(), without a wrapper's prefix"
-        )  # fmt: skip
-        raise SynflowError(f"the model has no parameter {_some(unknown)}; it has {_some(slots)}; {why}")
-    weights = named_weights(model)
-    for name, mask in masks.items():
-        weight = weights[name]
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise SynflowError(
-                f"{name}: a mask is a boolean tensor, True where a weight is kept, got {got}; try mask != 0"
-            )
-        if isinstance(weight, nn.parameter.UninitializedParameter):
-            raise SynflowError(f"{name}: the weight has no shape yet; run a batch through the model first")
-        if mask.shape != weight.shape:
-            raise SynflowError(
-                f"{name}: the mask has shape {tuple(mask.shape)}, the weight {tuple(weight.shape)}; "
-                "were the masks made for another architecture?"
-            )
-        if weight.is_meta or mask.is_meta:
-            raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
-        if any(isinstance(slot.module, torch.jit.ScriptModule) for slot in slots[name]):
-            raise SynflowError(f"{name} is in a TorchScript module, which cannot be masked; attach, bake, then script")
+        for place in held[name]:
+            hold(place.module, place.attribute, mask)
 
 
 def _masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {_dense_name(key).removesuffix(MASK_SUFFIX): state[key] for key in state if key.endswith(MASK_SUFFIX)}
+    return {dense_name(key).removesuffix(MASK_SUFFIX): state[key] for key in state if key.endswith(MASK_SUFFIX)}
 
 
 def _kind(value: object) -> str:
@@ -247,12 +171,12 @@ def _kind(value: object) -> str:
 
 def _check_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """The state under the model's own keys, without masks; an error if anything is missing, left over or different."""
-    own = {key: value for key, value in _unwrap(model).state_dict().items() if not key.endswith(MASK_SUFFIX)}
-    keys = {_dense_name(key): key for key in own}
-    given = {_dense_name(key): value for key, value in state.items() if not key.endswith(MASK_SUFFIX)}
+    own = {key: value for key, value in unwrap(model).state_dict().items() if not key.endswith(MASK_SUFFIX)}
+    keys = {dense_name(key): key for key in own}
+    given = {dense_name(key): value for key, value in state.items() if not key.endswith(MASK_SUFFIX)}
     missing, unexpected = [key for key in keys if key not in given], [key for key in given if key not in keys]
     if missing or unexpected:
-        parts = [f"lacks {_some(missing)}"] * bool(missing) + [f"has an unknown {_some(unexpected)}"] * bool(unexpected)
+        parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has an unknown {some(unexpected)}"] * bool(unexpected)
         raise SynflowError(f"the state does not fit the model: it {' and '.join(parts)}; nothing was loaded")
     for name, value in given.items():
         wanted = own[keys[name]]
@@ -262,4 +186,4 @@ def _check_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    _unwrap(model).load_state_dict(_check_state(model, state))
+    unwrap(model).load_state_dict(_check_state(model, state))

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from .._version import __version__
 from ..errors import SynflowError
 from ..support.atomic_files import write_bytes
-from .attach import check_masks, fingerprint, fingerprint_of, named_weights
+from .attach import fingerprint, fingerprint_of
+from .checks import check_boolean, check_masks
+from .places import named_weights
 from .results import Masks
 
 __all__ = ["load_masks", "save_masks"]
@@ -96,9 +98,7 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
 
 def _packed(name: str, mask: Tensor) -> bytes:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise SynflowError(f"{name}: a mask is a boolean tensor, True where kept, got {got}; try mask != 0")
+    check_boolean(name, mask)
     return np.packbits(mask.detach().cpu().numpy().ravel(), bitorder="little").tobytes()
 
 

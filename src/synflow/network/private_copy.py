@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import SynflowError
+from ..support.private_torch import modes_entered, pytree, set_gradients
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .selection import Select, check_finite, prunable, slots
 
@@ -206,12 +206,12 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
-        depth = torch._C._len_torch_function_stack()
+        depth = modes_entered()
         try:
             return function(*args, **kwargs)
         finally:
             pop_modes(depth)
-            torch._C._set_grad_enabled(gradients)
+            set_gradients(gradients)
             torch.default_generator.set_state(state)
 
     return run

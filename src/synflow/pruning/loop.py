@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..errors import PruningInterrupt, choose
+from ..masks.checks import full_masks
 from ..masks.results import Masks, Step, StepRecord
 from ..network.private_copy import Batch, Loss
 from ..network.selection import Select
@@ -18,7 +19,7 @@ from .flow_steps import flow_steps
 from .schedules import Schedule, certified
 from .scopes import Scope
 from .scores import REVIVES, SCORES, Score
-from .settings import Plan, allocate, checked_masks, make_plan, open_for
+from .settings import Plan, allocate, make_plan, open_for
 
 __all__ = ["Masks", "Step", "StepRecord", "iterate", "prune", "score"]
 
@@ -126,7 +127,7 @@ def score(
     """
     function: Score = choose("score", score, SCORES)
     network = open_for(model, example, function, select, protect, data, loss, seed)
-    given = None if masks is None else checked_masks(masks, network)
+    given = None if masks is None else full_masks(masks, network.weights)
     return function(network, given)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .._version import __version__
@@ -15,10 +14,10 @@ from ..errors import SynflowError, choose
 from ..flow.dispatch import NoRuleError
 from ..flow.paths import fewest_kept, fewest_weights, shortest_path, single_length
 from ..masks.attach import attached, fingerprint
+from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
 from ..support.chunked import count
-from ..support.torch_modes import plain_tensors
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scopes import SCOPES, Scope
 from .scores import DEFAULT_STEPS, FLOW_POWER, SCORES, Score
@@ -70,7 +69,7 @@ def make_plan(
         )
     target = _target_density(compression, density)
     network = open_for(model, example, function, select, protect, data, loss, seed)
-    start = checked_masks(attached(model) or None if masks is None else masks, network)
+    start = full_masks(attached(model) or None if masks is None else masks, network.weights)
     keep = round(network.size * target)
     _check_target(network, keep, count(start), target)
     if function not in FLOW_POWER:
@@ -162,30 +161,6 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
             f"compression {network.size / keep:g} keeps {keep} of {network.size} weights, but a path from input to "
             f"output needs {fewest}; the maximum compression is {network.size / fewest:g}"
         )
-
-
-@plain_tensors
-def checked_masks(masks: Mapping[str, Tensor] | None, network: Network) -> dict[str, Tensor]:
-    """Masks for every prunable weight, to be read: all ones by default, in no memory, the given ones if they fit."""
-    full = {
-        name: torch.ones((), dtype=torch.bool, device=weight.device).expand(weight.shape)
-        for name, weight in network.weights.items()
-    }
-    if masks is None:
-        return full
-    unknown = sorted(set(masks) - set(full))
-    if unknown:
-        raise SynflowError(
-            f"masks name {unknown[0]!r}, which is not among the prunable weights ({', '.join(list(full)[:3])}, ...); "
-            "pass the same select and protect as when they were made"
-        )
-    for name, mask in masks.items():
-        if mask.shape != full[name].shape:
-            raise SynflowError(f"{name}: mask of shape {tuple(mask.shape)}, expected {tuple(full[name].shape)}")
-        if mask.dtype != torch.bool:
-            raise SynflowError(f"{name}: mask of type {mask.dtype}, expected torch.bool (True = kept)")
-        full[name] = mask.to(full[name].device).clone()
-    return full
 
 
 def allocate(

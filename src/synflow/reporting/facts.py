@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from .._version import __version__
 from ..benchmarking.results import Benchmark
 from ..certificates.certificate import Certificate, certify
-from ..certificates.theory import Conservation, conservation_of
+from ..certificates.conservation import Conservation, conservation_of
 from ..compaction.result import Compaction
 from ..errors import SynflowError
 from ..flow.paths import reach
+from ..masks.checks import full_masks
 from ..network.private_copy import open_network
-from ..pruning.settings import checked_masks
 from ..support.json_files import finite
 
 __all__ = ["Facts", "LayerFacts", "facts_from", "gather"]
@@ -85,7 +85,7 @@ def gather(
     """Measure what a report shows of a model under masks; nothing of either is changed."""
     certificate = certify(model, masks, example) if certificate is None else certificate
     network = open_network(model, example, select=lambda name, _: name in masks)
-    full = checked_masks(masks, network)
+    full = full_masks(masks, network.weights)
     on_path = reach(network, full).on_path
     before, after = conservation_of(network, None), conservation_of(network, full)
     about = dict(getattr(masks, "about", {}))

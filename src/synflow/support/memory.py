@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .private_torch import TorchDispatchMode, pytree
 
 __all__ = ["collecting_later", "give_back", "peak_memory"]
 

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from .private_torch import pytree
 
 Model = TypeVar("Model", bound=nn.Module)
 

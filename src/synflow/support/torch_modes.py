@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .private_torch import modes_entered, pop_mode
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -40,7 +42,7 @@ class SafeMode(TorchFunctionMode):
         return bool(self._depths)
 
     def __enter__(self) -> Any:
-        self._depths.append(torch._C._len_torch_function_stack())
+        self._depths.append(modes_entered())
         super().__enter__()
         return self
 
@@ -52,5 +54,5 @@ class SafeMode(TorchFunctionMode):
 
 def pop_modes(depth: int) -> None:
     """Bring torch's stack of modes back to a depth."""
-    while torch._C._len_torch_function_stack() > depth:
-        torch._C._pop_torch_function_stack()
+    while modes_entered() > depth:
+        pop_mode()

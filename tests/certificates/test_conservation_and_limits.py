@@ -12,7 +12,7 @@ import reference
 import synflow
 from blocks import Add
 from checks import Function, arrays, mlp
-from synflow.certificates.theory import Conservation
+from synflow.certificates import Conservation
 from synflow.flow.paths import connected
 from synflow.network.private_copy import open_network
 from zoo import ZOO

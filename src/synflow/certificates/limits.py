@@ -1,10 +1,9 @@
-"""The theory as executable checks: conservation, maximum and critical compression."""
+"""How far a network can be pruned: the maximum of its architecture, and where a method collapses it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SynflowError, choose
-from ..flow.measure import Measurement, measure
 from ..flow.paths import connected, fewest_kept
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
@@ -21,76 +19,7 @@ from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import DEFAULT_STEPS, SCORES, Score
 
-
-@dataclass(frozen=True)
-class Conservation:
-    """How well the flow is conserved: what enters is what leaves, at each unit and at each cut.
-
-    `units` maps a layer to the flow that enters each of its units through its weights and the flow that leaves it,
-    both as shares of the whole flow. `layers` maps each layer to the sum of its scores over the flow; for a layer that
-    each term meets exactly once (`cuts`) that is one.
-    """
-
-    units: dict[str, tuple[Tensor, Tensor]]
-    layers: dict[str, float]
-    cuts: tuple[str, ...]
-
-    @property
-    def unit_residual(self) -> float | None:
-        """The largest difference between inflow and outflow of a unit, as a share of the flow.
-
-        Of its layer's flow, where that is larger: before gates in series a term meets a layer 2, 4, 8, ... times.
-        """
-        differences = [
-            float((inflow - outflow).abs().max()) / max(1.0, float(inflow.sum()))
-            for inflow, outflow in self.units.values()
-        ]
-        return max(differences, default=None)
-
-    @property
-    def layer_residual(self) -> float | None:
-        """The largest difference from one of the sum of scores over the flow, among the layers that are cuts."""
-        return max((abs(self.layers[name] - 1.0) for name in self.cuts), default=None)
-
-
-def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | None = None) -> Conservation:
-    """Compare inflow with outflow at every unit of every layer, and each cut's scores with the flow.
-
-    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> conserved = conservation(net, torch.ones(1, 4))
-    >>> conserved.cuts, conserved.unit_residual < 1e-6
-    (('0.weight', '2.weight'), True)
-    """
-    return conservation_of(open_network(model, example, select=_named(masks)), masks)
-
-
-def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:
-    """`conservation` on a network that is already open."""
-    traced = measure(network, masks, shifts=False, trace=True)
-    if traced.value <= 0:
-        return Conservation({}, {}, ())
-    layers = {name: float(score.double().sum()) / traced.value for name, score in traced.scores.items()}
-    units = {}
-    for name, outflow in traced.unit_flows.items():
-        inflow = _inflow(network, name, traced)
-        if inflow is not None and inflow.shape == outflow.shape:
-            units[name] = (inflow / traced.value, outflow / traced.value)
-    cuts: tuple[str, ...] = ()
-    if traced.degrees is not None:
-        low, high = traced.degrees
-        cuts = tuple(name for i, name in enumerate(traced.scores) if low[i] == 1 and high[i] == 1)
-    return Conservation(units, layers, cuts)
-
-
-def _inflow(network: Network, name: str, traced: Measurement) -> Tensor | None:
-    """The scores of a layer summed for each of its output units."""
-    scores = traced.scores[name].double()
-    module, _ = network._slots[name][0]
-    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
-        groups = module.groups
-        split = scores.reshape(groups, scores.shape[0] // groups, scores.shape[1], -1)
-        return split.sum((1, 3)).flatten()
-    return scores.flatten(1).sum(1) if scores.dim() > 1 else None
+__all__ = ["critical_compression", "max_compression", "max_compression_of"]
 
 
 def max_compression(
@@ -172,10 +101,3 @@ def critical_compression(
         else:
             dead = middle
     return network.size / alive
-
-
-def _named(masks: Mapping[str, Tensor] | None) -> Select:
-    return None if masks is None else (lambda name, _: name in masks)
-
-
-__all__ = ["Conservation", "conservation", "critical_compression", "max_compression"]

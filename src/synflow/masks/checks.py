@@ -1,0 +1,95 @@
+"""What masks must be, whoever reads them: boolean tensors, by the name and in the shape of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SynflowError
+from ..support.torch_modes import plain_tensors
+from .places import places, weights_at
+
+__all__ = ["check_boolean", "check_mapping", "check_masks", "full_masks", "some"]
+
+
+def check_mapping(masks: object, hint: str = "") -> None:
+    """Refuse anything but a mapping."""
+    if not isinstance(masks, Mapping):
+        raise SynflowError(
+            f"masks must be a dict of boolean tensors by parameter name, got {type(masks).__name__}{hint}"
+        )
+
+
+def check_boolean(name: str, mask: object) -> None:
+    """Refuse a mask that is no boolean tensor."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise SynflowError(f"{name}: a mask is a boolean tensor, True where a weight is kept, got {got}; try mask != 0")
+
+
+def check_mask(name: str, mask: Any, weight: Tensor) -> None:
+    """Refuse a mask that does not fit its weight."""
+    check_boolean(name, mask)
+    if mask.shape != weight.shape:
+        raise SynflowError(
+            f"{name}: the mask has shape {tuple(mask.shape)}, the weight {tuple(weight.shape)}; "
+            "were the masks made for another architecture?"
+        )
+
+
+def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Refuse masks unless each can be put on a weight of the model."""
+    check_mapping(masks)
+    found = places(model)
+    unknown = [str(name) for name in masks if name not in found]
+    if unknown:
+        tied = {place.name for held in found.values() for place in held[1:]}
+        why = "these are further names of tied weights; use the first one" if tied.issuperset(unknown) else (
+            "take the names from model.named_parameters(), without a wrapper's prefix"
+        )  # fmt: skip
+        raise SynflowError(f"the model has no parameter {some(unknown)}; it has {some(found)}; {why}")
+    weights = weights_at(found)
+    for name, mask in masks.items():
+        weight = weights[name]
+        if isinstance(weight, nn.parameter.UninitializedParameter):
+            raise SynflowError(f"{name}: the weight has no shape yet; run a batch through the model first")
+        check_mask(name, mask, weight)
+        if weight.is_meta or mask.is_meta:
+            raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
+        if any(isinstance(place.module, torch.jit.ScriptModule) for place in found[name]):
+            raise SynflowError(f"{name} is in a TorchScript module, which cannot be masked; attach, bake, then script")
+
+
+@plain_tensors
+def full_masks(masks: Mapping[str, Tensor] | None, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Masks for all weights, to be read: where none is given, a single True that is expanded and takes no memory."""
+    full = {
+        name: torch.ones((), dtype=torch.bool, device=weight.device).expand(weight.shape)
+        for name, weight in weights.items()
+    }
+    if masks is None:
+        return full
+    check_mapping(masks)
+    unknown = sorted(str(name) for name in masks if name not in full)
+    if unknown:
+        raise SynflowError(
+            f"masks name {unknown[0]!r}, which is not among the prunable weights ({some(full, 3)}); "
+            "pass the same select and protect as when they were made"
+        )
+    for name, mask in masks.items():
+        check_mask(name, mask, weights[name])
+        full[name] = mask.to(full[name].device).clone()
+    return full
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> some(["a", "b", "c"], 2), some([])
+    ('a, b and 1 more', 'none')
+    """
+    names = list(names)
+    return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")

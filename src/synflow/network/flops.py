@@ -1,0 +1,25 @@
+"""How many floating-point operations a forward pass takes, counted, not timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .private_copy import arguments, private_copy
+
+__all__ = ["flops"]
+
+
+def flops(model: nn.Module, example: Any) -> int:
+    """Floating-point operations of one forward pass in eval mode, two for each product that is added up.
+
+    >>> flops(nn.Linear(3, 2), torch.ones(1, 3))
+    12
+    """
+    args, kwargs = arguments(example)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        private_copy(model).eval()(*args, **kwargs)
+    return int(counter.get_total_flops())

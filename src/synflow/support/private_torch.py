@@ -1,0 +1,53 @@
+"""The names that torch does not document and that nothing public replaces; all other modules take them from here.
+
+`make test` runs with the version of torch in `constraints.txt`; when a later version moves a name, this file is the
+place to follow it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "ConvNd",
+    "DisableTorchFunction",
+    "NormBase",
+    "TorchDispatchMode",
+    "disabled_torch_function",
+    "modes_entered",
+    "pop_mode",
+    "pytree",
+    "set_gradients",
+]
+
+# `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
+# `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
+# `ConvNd` and `NormBase` are what convolutions, and batch and instance norms, of every dimension have in common.
+
+# A context in which tensor subclasses are not asked how an operation is done: inside their own rules.
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+
+# The value of `__torch_function__` of a tensor subclass that leaves every operation to torch.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+
+def modes_entered() -> int:
+    """The depth of torch's stack of function modes, by which modes that an interrupt left behind are found."""
+    depth: int = torch._C._len_torch_function_stack()
+    return depth
+
+
+def pop_mode() -> None:
+    """Take the last function mode off torch's stack, whoever entered it."""
+    torch._C._pop_torch_function_stack()
+
+
+def set_gradients(enabled: bool) -> None:
+    """Switch gradients on or off without a context, where building one for each operation takes too long."""
+    torch._C._set_grad_enabled(enabled)
