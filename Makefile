@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
+# What pip says goes to a file, which is shown when pip fails: its warnings would drown what a target has to say.
+LOGGED := >>.venv/pip.log 2>&1 || { cat .venv/pip.log; exit 1; }
 
 # Two test workers with one thread each suit a small machine; raise it on a larger one: make test WORKERS=8
 WORKERS ?= 2
@@ -9,13 +11,14 @@ WORKERS ?= 2
 export ORT_DISABLE_TELEMETRY := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test test-slow fuzz zoo bench docs build clean
+.PHONY: help demo test test-fast test-slow fuzz zoo bench docs build clean
 
 help:
 	@echo "make demo       five methods prune and train a network on real digits; 3 minutes, a report at the end"
-	@echo "make test       lint, types, tests"
+	@echo "make test       lint, types, tests; under 8 minutes"
+	@echo "make test-fast  the tests of the core; under 90 seconds"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make fuzz       the laws on 10,000+ random networks"
+	@echo "make fuzz       fast engine against plain engine, and the laws, on 20,000 random networks"
 	@echo "make zoo        every architecture of docs/zoo.md, pruned and certified"
 	@echo "make bench      the benchmarks, side by side in one run"
 	@echo "make docs       the documentation, in site/"
@@ -24,19 +27,20 @@ help:
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -c constraints.txt -e .
+	@echo "installing; what pip says goes to .venv/pip.log"
+	$(PIP) install -c constraints.txt -e . $(LOGGED)
 	touch $@
 
 .venv/demo: .venv/core
-	$(PIP) install -c constraints.txt -e ".[cli,experiments]"
+	$(PIP) install -c constraints.txt -e ".[cli,experiments]" $(LOGGED)
 	touch $@
 
 .venv/docs: .venv/core
-	$(PIP) install -c constraints.txt -e ".[docs]"
+	$(PIP) install -c constraints.txt -e ".[docs]" $(LOGGED)
 	touch $@
 
 .venv/dev: .venv/core
-	$(PIP) install -c constraints.txt -e ".[dev]"
+	$(PIP) install -c constraints.txt -e ".[dev]" $(LOGGED)
 	touch $@
 
 # The report is tested in a real browser. Where it can't be installed those tests are skipped, and say so.
@@ -54,6 +58,10 @@ test: .venv/dev .venv/browser
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+# Fewer random networks than `make test` tries, and no other processes: for the inner loop.
+test-fast: .venv/dev
+	SYNFLOW_EXAMPLES=10 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not integration"
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
@@ -78,7 +86,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 build: .venv/core
-	$(PIP) install -c constraints.txt build
+	$(PIP) install -c constraints.txt build $(LOGGED)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python tools/smoke.py dist

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,22 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("synflow")
+
+
+# Tests that `make test-fast` leaves out: those of the rooms above the core, and files that start other processes,
+# compilers, trainers or large libraries. Single tests elsewhere carry the mark themselves.
+INTEGRATION = (
+    "benchmarking", "cli", "docs", "experiments", "inference", "reporting", "compaction/test_compaction_models.py",
+    "masks/test_survival_compile.py", "masks/test_survival_distributed.py", "masks/test_survival_frameworks.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).as_posix()
+        if any(place == path or place.startswith(f"{path}/") for path in INTEGRATION):
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture(autouse=True)

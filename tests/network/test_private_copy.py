@@ -276,6 +276,7 @@ print(interrupted)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.integration
 def test_real_signals_at_random_moments_leave_the_model():
     """A signal that raises KeyboardInterrupt, in a process of its own, in train mode with batch norm and dropout."""
     script = SIGNALS.format(tests=str(Path(__file__).parents[1] / "support"), trials=150)
@@ -286,6 +287,7 @@ def test_real_signals_at_random_moments_leave_the_model():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.integration
 def test_ctrl_c_from_another_process():
     """SIGINT while a long run is under way: the process reports an untouched model and ends."""
     script = f"""

@@ -400,6 +400,7 @@ assert all(torch.equal(value, before[name]) for name, value in model.state_dict(
 """
 
 
+@pytest.mark.integration
 def test_an_interrupt_tells_how_far_it_came():
     """A real signal while the third step is under way, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)

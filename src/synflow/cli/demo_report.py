@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..reporting.comparison import comparison_page
 from ..reporting.facts import gather, versions
 from ..reporting.figures import curve_image, figure
-from ..reporting.page import Cell, comparison_page, plots, section, table_of
+from ..reporting.markup import Cell, plots, section, table_of
 from .demo_run import Found
 from .demo_training import METHODS, Outcome, Variant
 from .output import command_line, say, table

@@ -1,4 +1,4 @@
-"""The runs of the demonstration: prune by five methods, train what is left, measure."""
+"""The runs of the demonstration: prune by five methods, train, measure."""
 
 from __future__ import annotations
 

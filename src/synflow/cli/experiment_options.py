@@ -68,7 +68,7 @@ class Where:
     log: Annotated[list[str] | None, typer.Option(metavar="NAME", help="tensorboard or mlflow. Repeatable.")] = None
 
     def context(self) -> Context:
-        """What a run is told of its surroundings."""
+        """Where data lie, and what a run computes on."""
         from ..experiments.runs import Context
         from ..experiments.training import pick_device
 
@@ -78,7 +78,7 @@ class Where:
         )  # fmt: skip
 
     def place(self) -> Place:
-        """What a sweep is told."""
+        """Where the runs of a sweep happen, and how many at a time."""
         from ..experiments.sweeps import Place
 
         return Place(self.on, self.workers, self.threads, self.retries, self.address)

@@ -14,9 +14,9 @@ from ..errors import SynflowError
 from ..masks.files import load_masks
 from ..models.sources import load_model
 from ..pruning.loop import Masks
+from ..reporting.comparison import comparison_page
 from ..reporting.facts import LayerFacts
 from ..reporting.overlap import Overlap, overlaps
-from ..reporting.page import comparison_page
 from ..support.json_files import json_text
 from .options import Origin
 from .output import layer_table, percent, print_json, say, say_wrapped, table, times, watched

@@ -1,4 +1,4 @@
-"""Ctrl-C: how far a command got is told with the word that it stopped."""
+"""Ctrl-C: a command that stops says how far it came."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Milestones", "told_how_far"]
 
 
 class Milestones:
-    """The last thing that was reached, in words."""
+    """How far a command came, in words."""
 
     last = ""
 
 
 @contextmanager
 def told_how_far() -> Iterator[Milestones]:
-    """An interrupt leaves with the last milestone as its message, or else with how far pruning itself says it came."""
+    """Give an interrupt the last milestone as its message, or how far pruning itself came if there is none."""
     milestones = Milestones()
     try:
         yield milestones

@@ -35,6 +35,7 @@ __all__ = [
     "watched",
 ]
 
+# Characters of a bar; with it a table of layers fits 80 columns.
 BAR = 12
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -11,7 +11,9 @@ from .prune_options import Data
 
 __all__ = ["Batches", "scoring_data"]
 
+# Scores that read no data.
 FREE = ("synflow", "synflow_l2", "magnitude", "random")
+# Examples per batch: small enough for any machine; scores are averaged over all batches.
 BATCH_SIZE = 64
 
 

@@ -1,7 +1,7 @@
 """From `--flops 0.25` or `--speedup 3` to a compression: prune, measure, go on or step back.
 
-A search costs about as much as one pruning run: each trial goes on from the masks of the last one that was not small
-enough. It thinks in logarithms: x of the compression, y of what the compact network costs, as a share of the dense one.
+A search costs about as much as one pruning run: each trial goes on from the masks of the last trial that was not small
+enough. It works in logarithms: x of the compression, y of the compact network's cost as a share of the dense one's.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ from .prune_speedup import Speed
 
 __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
 
+# A search prunes and measures at most this often; most end after three or four trials.
 TRIALS = 10
-CLOSE = 0.03  # of the target, relative: closer is not worth another trial
+# A result within this relative distance of the target ends the search: another trial would not pay.
+CLOSE = 0.03
+# No search goes beyond 100,000x compression, where networks have a handful of weights left.
 FARTHEST = math.log(1e5)
-STRIDE = math.log(100) / 100  # of a step: as in 100 steps to 100x
-BEND = 0.12  # a first guess from experience: costs fall as exp(-BEND * x**2), by less than that in most networks
+# How far one pruning step goes, in logarithms: that of 100 steps to 100x, the paper's setting.
+STRIDE = math.log(100) / 100
+# The first guess assumes that costs fall as exp(-BEND * x**2); in most networks they fall more slowly.
+BEND = 0.12
 
 Tell = Callable[[str], None]
 Walk = Callable[[float, float, Masks | None], Masks]
@@ -38,7 +43,7 @@ Walk = Callable[[float, float, Masks | None], Masks]
 
 @dataclass(frozen=True)
 class Reached:
-    """What some masks reach of a target: the figure that was asked for and its quartiles."""
+    """The figure that masks reach, and its quartiles; a count has no spread."""
 
     value: float
     low: float
@@ -48,7 +53,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Found:
-    """The masks that a search ended with, what they reach, and how sure that is."""
+    """The masks that a search ended with, the figure that they reach, and whether that meets the target."""
 
     masks: Masks
     compression: float
@@ -99,9 +104,9 @@ def find_speedup(
 
 
 def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: bool) -> Walk:
-    """How a search gets from one compression to another: on from the masks it has, or by a run of its own.
+    """How a search gets from one compression to another: on from the masks it has, or by a new pruning run.
 
-    Only a score that takes many steps by default, with nothing said about them, is itself a way that can be followed.
+    It goes on only with a score that takes many steps by default, if the user set neither steps nor schedule.
     """
     steps, schedule, score = settings["steps"], settings["schedule"], settings["score"]
     many = (

@@ -1,4 +1,4 @@
-"""How much faster a compact network is here: a few turns where that is clear, a benchmark where it is not."""
+"""How much faster a compact network is on this machine: a few timings where that is clear, else a benchmark."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ..pruning.loop import Masks
 
 __all__ = ["Speed"]
 
+# Dense and compact network are first timed alternately, this many times each.
 TURNS = 3
+# Measurements of the benchmark that decides close cases; quartiles of seven are stable enough to search by.
 REPEATS = 7
-NEAR = 0.1  # of the target, relative: from here on a benchmark decides
+# Within this relative distance of the target a few timings cannot decide, so a benchmark does.
+NEAR = 0.1
 
 Answer = tuple[float, float, float, Benchmark | None]
 
@@ -30,7 +33,7 @@ class Speed:
         self.dense()
 
     def times_faster(self, small: nn.Module, masks: Masks, target: float) -> Answer:
-        """Median and quartiles of dense over compact; a benchmark where a few turns leave open which side it is on."""
+        """Median and range of dense time over compact time; by a benchmark where a few timings cannot decide."""
         ratios = self._ratios(small)
         middle = statistics.median(ratios)
         if abs(middle / target - 1) <= NEAR or min(ratios) <= target <= max(ratios):

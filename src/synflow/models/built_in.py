@@ -21,7 +21,8 @@ __all__ = ["MODELS", "Residual", "build"]
 
 Shape = tuple[int, ...]
 
-# The same name stands for three forms of a network, told apart by the shorter side of its images.
+# A name stands for three forms of a network; the shorter side of the images selects one. Images below the first
+# number get the CIFAR form, below the second the Tiny ImageNet form, others the ImageNet form.
 TINY_IMAGENET_SIDE = 64
 IMAGENET_SIDE = 128
 

@@ -62,7 +62,7 @@ def load_model(
         model, example = _from_file(spec)
     elif prefix in LIBRARIES and name:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails in the end is told once, by us
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # our own error says what failed
         cure_torchvision()
         library = need(prefix, extra=LIBRARIES[prefix])
         model, example = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix](
@@ -207,7 +207,7 @@ def _from_file(spec: str) -> Built:
 
 
 def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
-    """Run the model once, so that a wrong shape is told before anything is computed."""
+    """Run the model once, so that a wrong shape is an error before anything is computed."""
     from ..network.private_copy import arguments
 
     args, kwargs = arguments(example)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..benchmarking.results import Benchmark
 from ..errors import SynflowError
 from ..support.atomic_files import write_bytes
+from .comparison import comparison_page
 from .facts import Facts, gather
-from .page import comparison_page, page
+from .page import page
 
 __all__ = ["Report", "report"]
 

@@ -64,6 +64,18 @@ class Facts:
     versions: dict[str, str] = field(default_factory=dict)
     command: str | None = None
 
+    @property
+    def live_share(self) -> float:
+        """Percent of all units that have a weight on a path."""
+        return 100 * sum(layer.live_units for layer in self.layers) / max(1, sum(layer.units for layer in self.layers))
+
+    @property
+    def speedup(self) -> tuple[float | None, str]:
+        """How many times faster the compact network was in the first task that was timed, and the task."""
+        rows = (self.benchmark or {}).get("timings", ())
+        row = next((row for row in rows if row["variant"] == "compact"), None)
+        return (None, "") if row is None else (row["ratio"], f"{row['task']}, batch {row['batch']}")
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists; infinite values become None, which JSON can hold."""
         plain = finite(asdict(self))

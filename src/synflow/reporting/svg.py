@@ -9,6 +9,7 @@ from html import escape
 
 __all__ = ["Scale", "bars", "line", "plot", "points", "rule", "standalone", "ticks_of"]
 
+# The size of a plot in its own units, and the room around it for ticks and labels.
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
 MARKS = ("circle", "square", "triangle", "diamond", "cross", "square")
