@@ -18,8 +18,9 @@ from ..reporting.comparison import comparison_page
 from ..reporting.facts import LayerFacts
 from ..reporting.overlap import Overlap, overlaps
 from ..support.json_files import json_text
+from ..support.numbers import percent, setting_text, times
 from .options import Origin
-from .output import layer_table, percent, print_json, say, say_wrapped, table, times, watched
+from .output import layer_table, print_json, say, say_wrapped, table, watched
 from .runs import CERTIFICATE, open_run, rebuild, replace_text
 
 __all__ = ["run_certify", "run_compare", "run_inspect"]
@@ -47,7 +48,7 @@ def run_inspect(path: Path, json: bool) -> None:
     if certificate is not None:
         connected = "connected" if certificate["connected"] else "NOT connected: no path from input to output is left"
         say(f"{connected}; {certificate['idle']:,} kept weights on no path")
-    settings = ", ".join(f"{key} {_setting(value)}" for key, value in about.items() if key != "fingerprint")
+    settings = ", ".join(f"{key} {setting_text(value)}" for key, value in about.items() if key != "fingerprint")
     say_wrapped(f"made with {settings}", 10)
     if command:
         say_wrapped(f"command   {command}", 10)
@@ -144,9 +145,3 @@ def _compression(masks: Masks) -> float | None:
 
 def _method(masks: Masks) -> str:
     return f"{masks.about.get('method', 'unknown method')}, {times(_compression(masks))}"
-
-
-def _setting(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else (
-        f"{value:.6g}" if isinstance(value, float) else str(value)
-    )  # fmt: skip

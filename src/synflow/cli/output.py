@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..support.json_files import json_text
+from ..support.numbers import percent
 
 if TYPE_CHECKING:
     from ..reporting.facts import LayerFacts
@@ -25,13 +26,11 @@ __all__ = [
     "command_line",
     "console",
     "layer_table",
-    "percent",
     "print_json",
     "progress",
     "say",
     "say_wrapped",
     "table",
-    "times",
     "watched",
 ]
 
@@ -130,26 +129,6 @@ def bar(density: float, decades: int) -> str:
     share = 1 + math.log10(density) / decades if density > 0 else 0.0
     eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
     return (EIGHTHS[-1] * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
-
-
-def percent(share: float) -> str:
-    """Three digits that matter, however small the share.
-
-    >>> percent(0.5), percent(0.00012345), percent(0)
-    ('50.0%', '0.0123%', 'empty')
-    """
-    if not share:
-        return "empty"
-    return f"{100 * share:.{min(9, max(1, 2 - math.floor(math.log10(100 * share))))}f}%"
-
-
-def times(value: float | None) -> str:
-    """A ratio.
-
-    >>> times(100.0), times(None)
-    ('100x', 'unlimited')
-    """
-    return "unlimited" if value is None or math.isinf(value) else f"{value:.4g}x"
 
 
 def _share(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
+from ..support.numbers import bytes_text
 from .experiment_options import Settings, Where, parse_settings
 from .option_groups import with_groups
 
@@ -109,7 +110,10 @@ def _plan(names: list[str], scale: str, changes: dict[str, Any]) -> None:
     say(f"{scale} scale; CPU at {speed / 1e9:.0f} GFLOP/s (measured), GPU at {GPU_FLOPS / 1e12:.0f} TFLOP/s (assumed)")
     table(
         ("figure", ("runs", "right"), ("CPU hours", "right"), ("GPU hours", "right"), ("disk", "right")),
-        [(name, f"{e.runs:,}", _hours(e.hours(speed)), _hours(e.hours(GPU_FLOPS)), _bytes(e.disk)) for name, e in rows],
+        [
+            (name, f"{e.runs:,}", _hours(e.hours(speed)), _hours(e.hours(GPU_FLOPS)), bytes_text(e.disk))
+            for name, e in rows
+        ],
     )
     say("Hours are upper bounds: compact networks train faster.")
     say("Disk counts a checkpoint for every run at once.")
@@ -117,14 +121,6 @@ def _plan(names: list[str], scale: str, changes: dict[str, Any]) -> None:
 
 def _hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 def _show(name: str, drawing: Any) -> None:

@@ -15,9 +15,10 @@ from ..models.sources import Source, load_model
 from ..pruning.loop import Masks
 from ..pruning.loop import prune as prune_model
 from ..reporting.facts import Facts, gather
+from ..support.numbers import percent, times
 from . import options
 from .interrupts import Milestones, told_how_far
-from .output import command_line, layer_table, percent, print_json, progress, say, say_wrapped, times, watched
+from .output import command_line, layer_table, print_json, progress, say, say_wrapped, watched
 from .prune_data import scoring_data
 from .prune_options import Wish
 from .prune_search import Found, find_flops, find_speedup, walk

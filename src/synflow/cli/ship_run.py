@@ -20,6 +20,7 @@ from ..inference.onnx import export_onnx
 from ..masks.attach import attach
 from ..models.sources import Source
 from ..reporting.facts import plain_benchmark, plain_compaction
+from ..support.numbers import bytes_text, seconds_text
 from .bench_options import Timed
 from .output import print_json, progress, say, say_wrapped, table, watched
 from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
@@ -98,7 +99,7 @@ def run_export(
     if json:
         print_json({"out": str(to), "bytes": size, "masked": masked})
     else:
-        say(f"written to {to}: {size / 1e6:.2f} MB, outputs equal in onnxruntime")
+        say(f"written to {to}: {bytes_text(size)}, outputs equal in onnxruntime")
 
 
 def show(result: Benchmark) -> None:
@@ -106,8 +107,8 @@ def show(result: Benchmark) -> None:
     table(
         ["", "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
         [
-            [f"{t.task}, batch {t.batch}" if t.variant == "dense" else "", t.variant, seconds(t.seconds),
-             f"{seconds(t.low)} - {seconds(t.high)}", f"{t.ratio:.2f}x"]
+            [f"{t.task}, batch {t.batch}" if t.variant == "dense" else "", t.variant, seconds_text(t.seconds),
+             f"{seconds_text(t.low)} - {seconds_text(t.high)}", f"{t.ratio:.2f}x"]
             for t in result.timings
         ],
     )  # fmt: skip
@@ -116,23 +117,13 @@ def show(result: Benchmark) -> None:
     table(
         ["variant", *((head, "right") for head in ("parameters", "MFLOP", "file", *peaks.values()))],
         [
-            [s.variant, f"{s.parameters:,}", f"{s.flops / 1e6:,.2f}", size(s.file_bytes),
-             *(size(result.peaks[task][s.variant]) for task in peaks)]
+            [s.variant, f"{s.parameters:,}", f"{s.flops / 1e6:,.2f}", bytes_text(s.file_bytes),
+             *(bytes_text(result.peaks[task][s.variant]) for task in peaks)]
             for s in result.sizes
         ],
     )  # fmt: skip
     say()
     say_wrapped(", ".join(f"{key} {value}" for key, value in result.settings.items()), 2)
-
-
-def seconds(value: float) -> str:
-    """A time with its unit."""
-    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def size(value: int) -> str:
-    """A size with its unit."""
-    return f"{value / 1e6:.1f} MB" if value >= 1e5 else f"{value / 1e3:.1f} kB"
 
 
 def _stored(run: Run, source: Source) -> torch.nn.Module | None:

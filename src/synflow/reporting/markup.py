@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from ..support.numbers import seconds_text
+
 __all__ = ["Cell", "document", "number", "plots", "ratio", "seconds", "section", "settings", "table_of", "text"]
 
 Cell = tuple[str, float | str]  # what is shown, and what it is sorted by
@@ -88,4 +90,4 @@ def number(value: float | None, unit: str = "") -> Cell:
 
 def seconds(value: float) -> Cell:
     """A time with its unit."""
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.2f} s", value
+    return seconds_text(value), value

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from ..support.numbers import power_of_two, setting_text, times
 from .facts import Facts
 from .figures import figures_of
 from .markup import document, number, plots, ratio, seconds, section, settings, table_of, text
@@ -17,7 +18,7 @@ def page(facts: Facts) -> str:
     """The report of one pruned network."""
     about, certificate = facts.about, facts.certificate
     method = str(about.get("method", "masks"))
-    sub = f"{method}, {_times(certificate['compression'])}: {certificate['kept']:,} of {certificate['total']:,} weights"
+    sub = f"{method}, {times(certificate['compression'])}: {certificate['kept']:,} of {certificate['total']:,} weights"
     parts = [
         _cards(facts),
         section("Certificate", _certificate(certificate)),
@@ -36,12 +37,12 @@ def _cards(facts: Facts) -> str:
     certificate = facts.certificate
     connected = certificate["connected"]
     cards = [
-        (_times(certificate["compression"]), "compression", ""),
+        (times(certificate["compression"]), "compression", ""),
         ("connected" if connected else "collapsed", "inputs reach outputs" if connected else "no path is left",
          "good" if connected else "bad"),
         (f"{certificate['kept']:,}", f"of {certificate['total']:,} weights", ""),
         (f"{facts.live_share:.3g}%", "of units live", ""),
-        (_times(certificate["max_compression"]), "is the maximum", ""),
+        (times(certificate["max_compression"]), "is the maximum", ""),
     ]  # fmt: skip
     if facts.compaction is not None:
         cards.append((f"{facts.compaction['parameters'][1]:,}", "parameters after compaction", ""))
@@ -64,8 +65,9 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
         "connected": "yes, inputs reach outputs" if certificate["connected"] else "NO: no path is left",
         "empty layers": ", ".join(empty) if empty else "none",
         "weights on no path": f"{certificate['idle']:,} (effective compression "
-        f"{_times(certificate['effective_compression'])})",
-        "flow": f"{_power(certificate['flow_log2_before'])} before, {_power(certificate['flow_log2'])} after",
+        f"{times(certificate['effective_compression'])})",
+        "flow": f"{power_of_two(certificate['flow_log2_before'])} before, "
+        f"{power_of_two(certificate['flow_log2'])} after",
         "conservation": _residuals(certificate),
         "Theorem 3's condition": f"{promise} ({len(steps)} steps)" if steps else "steps were not recorded",
         **{f"note {index}": note for index, note in enumerate(certificate["notes"], 1)},
@@ -135,22 +137,6 @@ def _compaction(compaction: Mapping[str, Any]) -> str:
 
 
 def _made(facts: Facts) -> str:
-    about = {key: _plain(value) for key, value in facts.about.items() if key not in ("fingerprint", "version")}
+    about = {key: setting_text(value) for key, value in facts.about.items() if key not in ("fingerprint", "version")}
     command = f"<pre>{escape(facts.command)}</pre>" if facts.command else ""
     return settings({**about, **facts.versions}, short=True) + command
-
-
-def _times(value: float | None) -> str:
-    return (
-        "unlimited" if value is None or value == float("inf") else f"{value:,.4g}x" if value < 1e4 else f"{value:,.0f}x"
-    )
-
-
-def _power(log2: float | None) -> str:
-    return "none" if log2 is None or log2 == float("-inf") else f"2^{log2:.1f}"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["bytes_text", "percent", "power_of_two", "seconds_text", "times"]
+__all__ = ["bytes_text", "percent", "power_of_two", "seconds_text", "setting_text", "times"]
 
 
 def times(value: float | None) -> str:
@@ -58,3 +58,14 @@ def bytes_text(value: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def setting_text(value: object) -> str:
+    """The value of a setting: whole numbers with their thousands apart, others in six digits, words as they are.
+
+    >>> setting_text(10_000), setting_text(1 / 3), setting_text(True)
+    ('10,000', '0.333333', 'True')
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
