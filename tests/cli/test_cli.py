@@ -51,7 +51,8 @@ def test_prune_writes_what_it_says(run, tmp_path):
     assert max(map(len, shown.out.splitlines())) <= 80
     folder = tmp_path / "pruned"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "certificate.json", "facts.json", "masks.safetensors", "report.html", "run.json", "weights.safetensors",
+        "certificate.json", "facts.json", "manifest.json", "masks.safetensors", "report.html", "run.json",
+        "weights.safetensors",
     ]  # fmt: skip
     masks = synflow.load_masks(folder / "masks.safetensors")
     assert sum(int(mask.sum()) for mask in masks.values()) == 228

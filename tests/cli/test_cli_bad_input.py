@@ -110,6 +110,8 @@ def test_force_replaces_only_what_synflow_wrote(capsys):
         with pytest.raises(SystemExit) as leave:
             main(f"prune net.py:make --compression 10 --steps 2 --out run {options}".split())
         assert leave.value.code == 0
+        Path("run/notes.txt").write_text("mine")
+    assert Path("run/notes.txt").read_text() == "mine"
     assert "is not empty" in refused(capsys, "prune net.py:make --compression 10 --out run")
 
 
@@ -154,7 +156,7 @@ def test_damaged_folders_are_told_apart(capsys):
         ("run.json", b"[]", "holds no JSON object"),
         ("run.json", b'{"format": 99}', "has format 99"),
         ("facts.json", b'{"layers": 3}', "no facts of a report"),
-        ("masks.safetensors", whole[Path("run/masks.safetensors")][:-3], "masks.safetensors is no safetensors file"),
+        ("masks.safetensors", whole[Path("run/masks.safetensors")][:-3], "masks.safetensors is damaged"),
     ):
         Path("run", name).write_bytes(data)
         assert said in refused(capsys, "inspect run")

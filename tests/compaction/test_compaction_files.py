@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from compact_twins import random_masks
 from synflow.compaction import compact, expand, load_compact, save_compact
 from synflow.errors import SynflowError
 from synflow.masks.attach import attach, attached, bake
+from synflow.masks.files import load_masks
 from zoo import ZOO
 
 X = torch.randn(2, 3)
@@ -39,7 +41,7 @@ def test_a_network_comes_back_from_a_fresh_dense_one(name, tmp_path):
             parameter.add_(0.1)  # training
     save_compact(small, tmp_path / "small")
     assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [
-        "compaction.json", "masks.safetensors", "weights.safetensors",
+        "compaction.json", "manifest.json", "masks.safetensors", "weights.safetensors",
     ]  # fmt: skip
     fresh = ZOO[name]().model
     before = copy.deepcopy(fresh.state_dict())
@@ -62,7 +64,8 @@ def test_a_baked_network_has_no_masks_file_and_modes_are_kept(small, tmp_path):
     loaded = load_compact(mlp(), tmp_path / "small")
     assert not attached(loaded)
     assert not loaded.training
-    assert sorted(path.name for path in (tmp_path / "small").iterdir()) == ["compaction.json", "weights.safetensors"]
+    names = sorted(path.name for path in (tmp_path / "small").iterdir())
+    assert names == ["compaction.json", "manifest.json", "weights.safetensors"]
     record = json.loads((tmp_path / "small" / "compaction.json").read_text())
     assert record["model"] == "Sequential"
     assert record["compaction"]["kept"]["0.weight"] == {str(d): i for d, i in small.compaction.kept["0.weight"].items()}
@@ -104,7 +107,10 @@ def test_damage_and_mistakes_are_named(small, tmp_path):
     with pytest.raises(SynflowError, match=r"weights\.safetensors is missing"):
         load_compact(mlp(), folder)
     (folder / "compaction.json").write_text("{")
-    with pytest.raises(SynflowError, match="is damaged"):
+    with pytest.raises(SynflowError, match="is no JSON"):
+        load_compact(mlp(), folder)
+    (folder / "compaction.json").write_text("[" * 100_000)
+    with pytest.raises(SynflowError, match="nested too deeply"):
         load_compact(mlp(), folder)
     (folder / "compaction.json").write_text('{"format": 99, "sha256": {}}')
     with pytest.raises(SynflowError, match="has format 99"):
@@ -116,6 +122,7 @@ def test_a_record_from_elsewhere_may_only_name_indices_and_sizes(small, tmp_path
     save_compact(small, folder)
     path = folder / "compaction.json"
     about = json.loads(path.read_text())
+    (folder / "manifest.json").unlink()  # a forger would leave it out, too
 
     def load(change):
         altered = copy.deepcopy(about)
@@ -130,6 +137,10 @@ def test_a_record_from_elsewhere_may_only_name_indices_and_sizes(small, tmp_path
     load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": [-1]}))
     load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": ["x"]}))
     load(lambda a: a["compaction"]["kept"]["0.weight"].update({"7": [0]}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": [1] * 100_000}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"0": [2, 1]}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"1": [[0]] * 100_000}))
+    load(lambda a: a["compaction"]["kept"]["0.weight"].update({"1": [[0], [0, 1]]}))
     load(lambda a: a["compaction"]["attributes"].update({"0": {"forward": 1}}))
     load(lambda a: a["compaction"]["attributes"].update({"0": {"in_features": "3"}}))
     load(lambda a: a["compaction"]["attributes"].update({"nowhere": {"in_features": 3}}))
@@ -160,3 +171,33 @@ def test_expanding_needs_the_dense_model(small):
         expand(small, mlp(5))
     with pytest.raises(SynflowError, match="is not the one that was compacted"):
         expand(small, nn.Linear(3, 2))
+
+
+def test_every_flipped_bit_of_the_record_is_noticed(small, tmp_path):
+    folder = tmp_path / "small"
+    save_compact(small, folder)
+    for name in ("compaction.json", "manifest.json"):
+        content = (folder / name).read_bytes()
+        for place in range(0, len(content), 7):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << place % 8
+            (folder / name).write_bytes(damaged)
+            try:
+                loaded = load_compact(mlp(), folder)
+            except SynflowError:
+                continue
+            assert json.loads(damaged) == json.loads(content), (name, place)  # white space
+            assert loaded.compaction == small.compaction
+        (folder / name).write_bytes(content)
+
+
+def test_files_of_earlier_versions_load():
+    folder = Path(__file__).parents[1] / "samples"
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    loaded = load_compact(model, folder / "compact")
+    assert loaded[0].weight.shape == (3, 3)
+    masks = load_masks(folder / "masks.safetensors", model)
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {"0.weight": 9, "3.weight": 6}
+    expected = torch.load(folder / "outputs.pt", weights_only=True)
+    torch.testing.assert_close(loaded.eval()(torch.ones(2, 3)), expected, rtol=0, atol=1e-6)
+    assert {name: mask.shape for name, mask in attached(loaded).items()} == {"0.weight": (3, 3), "3.weight": (2, 3)}

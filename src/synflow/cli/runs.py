@@ -8,11 +8,12 @@ run.json             the model, the settings, the command            report.html
 from __future__ import annotations
 
 import shlex
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..compaction.files import FILES as COMPACT_FILES
 from ..errors import SynflowError
 from ..masks.files import load_masks, save_masks
 from ..masks.results import StepRecord
@@ -21,13 +22,15 @@ from ..models.weights import save_weights
 from ..pruning.loop import Masks
 from ..reporting.facts import Facts, facts_from
 from ..reporting.page import page
-from ..support.atomic_files import write_bytes
+from ..support import folders
 from ..support.json_files import json_text, read_json
 
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
 RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
 CERTIFICATE, FACTS, REPORT = "certificate.json", "facts.json", "report.html"
+COMPACT, BENCH = "compact", "bench.json"
+OURS = (RUN, WEIGHTS, MASKS, CERTIFICATE, FACTS, REPORT, BENCH)
 FORMAT = 1
 
 
@@ -64,9 +67,9 @@ class Run:
 
 def check_free(folder: Path, force: bool = False) -> None:
     """Refuse a folder that holds something: nothing is ever overwritten unasked."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+    if folder.exists() and not folder.is_dir():
         raise SynflowError(f"{folder} is there already and is no folder; choose another --out")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if folders.is_free(folder):
         return
     if not force:
         raise SynflowError(f"{folder} is there already and is not empty; choose another --out, or replace it: --force")
@@ -75,30 +78,23 @@ def check_free(folder: Path, force: bool = False) -> None:
 
 
 def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, facts: Facts, command: str) -> None:
-    """Write the folder under a temporary name, then rename it, so that it is there whole or not at all."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
-            new = Path(made, "new")
-            new.mkdir()
-            save_weights(source.model, new / WEIGHTS)
-            save_masks(masks, new / MASKS)
-            about = {"format": FORMAT, **source.settings, "pruning": masks.about, "command": command}
-            for name, value in ((RUN, about), (CERTIFICATE, certificate.as_dict()), (FACTS, facts.as_dict())):
-                (new / name).write_text(json_text(value))
-            (new / REPORT).write_text(page(facts), encoding="utf-8")
-            old = Path(made, "old")
-            try:
-                if folder.exists():
-                    folder.rename(old)
-                new.rename(folder)
-            except BaseException:
-                # An interrupt between the two would otherwise take the old folder with the temporary one.
-                if old.exists() and not folder.exists():
-                    old.rename(folder)
-                raise
-    except OSError as cause:
-        raise SynflowError(f"{folder} cannot be written: {cause}; nothing was left behind") from cause
+    """Write the files of a run, all of them or none; the user's other files in the folder stay.
+
+    What was made from the network that was there before, its compact form and its benchmark, is removed.
+    """
+    about = {"format": FORMAT, **source.settings, "pruning": masks.about, "command": command}
+    texts = {
+        RUN: json_text(about), CERTIFICATE: json_text(certificate.as_dict()), FACTS: json_text(facts.as_dict()),
+        REPORT: page(facts),
+    }  # fmt: skip
+    writers = {name: partial(_write_text, text) for name, text in texts.items()}
+    writers[WEIGHTS] = partial(save_weights, source.model)
+    writers[MASKS] = partial(save_masks, masks)
+    folders.write(folder, writers, OURS, stale={COMPACT: COMPACT_FILES})
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def open_run(folder: Path) -> Run:
@@ -110,9 +106,11 @@ def open_run(folder: Path) -> Run:
     path = folder / RUN
     if not path.is_file():
         raise SynflowError(f"{folder} holds no pruned network ({RUN} is missing); `synflow prune` writes one")
+    folders.settle(folder, OURS)
     about = read_json(path)
     if about.get("format") != FORMAT:
         raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    folders.check(folder, (RUN, WEIGHTS, MASKS), OURS)
     return Run(folder, about)
 
 
@@ -151,5 +149,5 @@ def refresh_report(run: Run, facts: Facts) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file in one go; what was there stays if anything fails."""
-    write_bytes(path, text.encode())
+    """Write a file in one go; what was there stays if anything fails. A run's own file gets a new checksum."""
+    folders.update(path, text.encode(), OURS)

@@ -14,27 +14,29 @@ from ..benchmarking.results import Benchmark
 from ..benchmarking.run import bench as bench_model
 from ..compaction import compact as compact_model
 from ..compaction import load_compact, save_compact
+from ..compaction.files import FILES
 from ..compaction.result import compaction_of
 from ..errors import SynflowError
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach
 from ..models.sources import Source
 from ..reporting.facts import plain_benchmark, plain_compaction
+from ..support.folders import is_free
 from ..support.numbers import bytes_text, seconds_text
 from .bench_options import Timed
 from .output import print_json, progress, say, say_wrapped, table, watched
-from .runs import Run, next_command, open_run, rebuild, refresh_report, replace_text
+from .runs import BENCH, COMPACT, Run, next_command, open_run, rebuild, refresh_report, replace_text
 
 __all__ = ["run_bench", "run_compact", "run_export"]
 
-COMPACT, BENCH, ONNX = "compact", "bench.json", "model.onnx"
+ONNX = "model.onnx"
 
 
 def run_compact(folder: Path, model: str | None, force: bool, json: bool) -> None:
     """Write the compact network into the folder, and its figures into the report."""
     run = open_run(folder)
     to = folder / COMPACT
-    if to.exists() and not force:
+    if not is_free(to) and not force:
         raise SynflowError(f"{to} is there already; replace it with --force")
     source = rebuild(run, model)
     with watched("compacting, and comparing outputs"):
@@ -128,4 +130,4 @@ def show(result: Benchmark) -> None:
 
 def _stored(run: Run, source: Source) -> torch.nn.Module | None:
     folder = run.folder / COMPACT
-    return load_compact(source.model, folder) if folder.is_dir() else None
+    return load_compact(source.model, folder) if (folder / FILES[0]).is_file() else None

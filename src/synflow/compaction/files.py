@@ -1,4 +1,5 @@
-"""A compact network on disk: a folder of `weights.safetensors`, `masks.safetensors` and a readable `compaction.json`.
+"""A compact network on disk: a folder of `weights.safetensors`, `masks.safetensors`, a readable `compaction.json`, and
+`manifest.json` with their checksums.
 
 No code is stored: the dense model is built by its own class, cut by the record, and given the weights.
 """
@@ -7,33 +8,40 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
+import itertools
 import json
 import os
-import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import safetensors
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..masks.attach import attach, bake
 from ..masks.files import load_masks, save_masks
-from .cut.surgery import shrink, tensors
+from ..support import folders
+from ..support.json_files import read_json
+from .cut.surgery import Kept, shrink, tensors
 from .result import Compaction, Stayed, compaction_of
 
-__all__ = ["load_compact", "save_compact"]
+__all__ = ["FILES", "load_compact", "save_compact"]
 
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
-_RECORD, _WEIGHTS, _MASKS = "compaction.json", "weights.safetensors", "masks.safetensors"
+_RECORD, _WEIGHTS, _MASKS = FILES = ("compaction.json", "weights.safetensors", "masks.safetensors")
 
 
 def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write a compact network to a folder, all of it or nothing; an older one there is replaced.
+    """Write a compact network to a folder, all of it or nothing.
 
+    An older one there is replaced; other files in the folder stay.
+
+    >>> import tempfile
     >>> from synflow.compaction import compact
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> small = compact(model, torch.ones(1, 3), {"2.weight": torch.tensor([[True, False, False, True]] * 2)})
@@ -44,24 +52,25 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
     """
     folder = Path(folder)
     compaction = compaction_of(small)
-    if folder.exists() and not (folder / _RECORD).is_file():
+    if not folders.is_free(folder) and not (folder / _RECORD).is_file():
         raise SynflowError(f"{folder} is there already and holds no compact network; choose another folder")
     plain = copy.deepcopy(small)
     masks = bake(plain)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
-        new = Path(made, "new")
-        new.mkdir()
-        save_file({name: t.detach().contiguous().cpu() for name, t in tensors(plain).items()}, new / _WEIGHTS)
-        if masks:
-            save_masks(masks, new / _MASKS)
-        record = dataclasses.asdict(compaction)
-        files = {path.name: _digest(path) for path in sorted(new.iterdir())}
-        about = {"format": FORMAT, "model": type(small).__qualname__, "training": small.training, "sha256": files}
-        (new / _RECORD).write_text(json.dumps({**about, "compaction": record}, indent=1) + "\n")
-        if folder.exists():
-            folder.rename(Path(made, "old"))
-        new.rename(folder)
+    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors(plain).items()}
+    sums: dict[str, str] = {}  # versions before the manifest look for checksums in the record
+    about = {"format": FORMAT, "model": type(small).__qualname__, "training": small.training, "sha256": sums}
+    about["compaction"] = dataclasses.asdict(compaction)
+    writers: dict[str, folders.Writer] = {}
+    writers[_WEIGHTS] = partial(_write, lambda path: path.write_bytes(save(weights)), sums, _WEIGHTS)
+    if masks:
+        writers[_MASKS] = partial(_write, partial(save_masks, masks), sums, _MASKS)
+    writers[_RECORD] = lambda path: path.write_text(json.dumps(about, indent=1) + "\n")  # last: sums are known
+    folders.write(folder, writers, FILES)
+
+
+def _write(writer: folders.Writer, sums: dict[str, str], name: str, path: Path) -> None:
+    writer(path)
+    sums[name] = folders.digest(path)
 
 
 def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
@@ -72,26 +81,33 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
     bake(small)
     try:
         compaction = _record(about["compaction"])
-        _check(compaction, small)
         training = bool(about["training"])
+        _check_shapes(compaction.shapes, small, folder)
+        _check_indices(compaction.kept, compaction.shapes)
+        _check_attributes(compaction, small)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as cause:
         if isinstance(cause, SynflowError):
             raise
         raise SynflowError(f"{folder / _RECORD} is damaged: {type(cause).__name__}: {cause}") from cause
-    dense = {name: tuple(tensor.shape) for name, tensor in tensors(small).items()}
-    for name, shape in compaction.shapes.items():
-        if dense.get(name) != shape:
-            found = f"has shape {dense[name]}" if name in dense else "is not there"
-            raise SynflowError(
-                f"{folder}: in the given {type(dense_model).__name__} {name} {found}, expected {shape}; "
-                "pass the dense model that was compacted"
-            )
     shrink(small, compaction.kept, compaction.attributes)
-    weights = load_file(folder / _WEIGHTS)
+    _fill(small, folder)
+    if _MASKS in about["sha256"]:
+        attach(small, load_masks(folder / _MASKS, small))
+    small.train(training)
+    object.__setattr__(small, "compaction", compaction)
+    return small
+
+
+def _fill(small: nn.Module, folder: Path) -> None:
+    """Copy the stored weights into a model of their shapes."""
+    try:
+        weights: dict[str, Tensor] = load_file(folder / _WEIGHTS)
+    except (safetensors.SafetensorError, OSError) as cause:
+        raise SynflowError(f"{folder / _WEIGHTS} is no safetensors file, or it is damaged: {cause}") from cause
     own = tensors(small)
     if set(weights) != set(own):
         odd = sorted(set(weights) ^ set(own))
-        raise SynflowError(f"{folder}: {odd[0]} is in only one of the saved network and {type(dense_model).__name__}")
+        raise SynflowError(f"{folder}: {odd[0]} is in only one of the saved network and {type(small).__name__}")
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape != weights[name].shape:
@@ -100,22 +116,16 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
                     "pass the dense model that was compacted"
                 )
             tensor.copy_(weights[name])
-    if _MASKS in about["sha256"]:
-        attach(small, load_masks(folder / _MASKS, small))
-    small.train(training)
-    object.__setattr__(small, "compaction", compaction)
-    return small
 
 
 def _read(folder: Path) -> dict[str, Any]:
+    """The record, once it and the files that it belongs to are known to be whole."""
     path = folder / _RECORD
+    folders.settle(folder, FILES)
     if not path.is_file():
         raise SynflowError(f"{folder} holds no compact network ({_RECORD} is missing); write one with save_compact")
-    try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        version, files = about["format"], about["sha256"]
-    except (ValueError, KeyError, TypeError) as cause:
-        raise SynflowError(f"{path} is damaged: {cause}") from cause
+    about = read_json(path)
+    version, files = about.get("format"), about.get("sha256")
     if version != FORMAT:
         raise SynflowError(f"{path} has format {version}, this version of synflow reads format {FORMAT}")
     if not isinstance(files, dict) or _WEIGHTS not in files:
@@ -125,8 +135,9 @@ def _read(folder: Path) -> dict[str, Any]:
             raise SynflowError(f"{path} is damaged: it speaks of a file {name!r}")
         if not (folder / name).is_file():
             raise SynflowError(f"{folder}: {name} is missing")
-        if _digest(folder / name) != digest:
+        if folders.digest(folder / name) != digest:
             raise SynflowError(f"{folder / name} is damaged or does not belong to {_RECORD}: its checksum differs")
+    folders.check(folder, (_RECORD, *files), FILES)
     return about
 
 
@@ -146,14 +157,36 @@ def _record(stored: dict[str, Any]) -> Compaction:
     )
 
 
-def _check(compaction: Compaction, model: nn.Module) -> None:
-    """A record from elsewhere may name indices and sizes of the model, and nothing more."""
-    for name, dims in compaction.kept.items():
+def _check_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module, folder: Path) -> None:
+    dense = {name: tuple(tensor.shape) for name, tensor in tensors(model).items()}
+    for name, shape in shapes.items():
+        if dense.get(name) != shape:
+            found = f"has shape {dense[name]}" if name in dense else "is not there"
+            raise SynflowError(
+                f"{folder}: in the given {type(model).__name__} {name} {found}, expected {shape}; "
+                "pass the dense model that was compacted"
+            )
+
+
+def _check_indices(kept: Kept, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Indices of a record from elsewhere: ascending and within the tensor, so that a part is no larger than it."""
+    for name, dims in kept.items():
         for dim, indices in dims.items():
-            size = compaction.shapes[name][dim]
-            for line in indices if indices and isinstance(indices[0], list) else [indices]:
+            size = shapes[name][dim]
+            ragged = bool(indices) and isinstance(indices[0], list)
+            lines: list[Any] = list(indices) if ragged else [indices]
+            rows = len(dims[0]) if 0 in dims else shapes[name][0]
+            if ragged and (dim == 0 or rows % len(lines) or len({len(line) for line in lines}) > 1):
+                raise ValueError(f"indices of {name} along dimension {dim} do not fit its groups")
+            for line in lines:
                 if not line or not all(type(i) is int and 0 <= i < size for i in line):
                     raise ValueError(f"indices of {name} along dimension {dim} are not all within 0 and {size - 1}")
+                if any(a >= b for a, b in itertools.pairwise(line)):
+                    raise ValueError(f"indices of {name} along dimension {dim} are not in ascending order")
+
+
+def _check_attributes(compaction: Compaction, model: nn.Module) -> None:
+    """A record from elsewhere may change sizes that modules remember, and nothing else."""
     for path, values in compaction.attributes.items():
         module = model.get_submodule(path)
         for name, value in values.items():
@@ -168,7 +201,3 @@ def _smaller(old: Any, new: Any) -> bool:
             type(n) is int and (n == 0 or _smaller(o, n)) for o, n in zip(old, new, strict=True)
         )
     return type(old) is int and type(new) is int and 1 <= new <= old
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,221 @@
+"""Folders that synflow writes: replaced file by file, all of them or none, next to files of the user.
+
+`manifest.json` lists the files that synflow wrote, with a checksum each. A write puts all new files under temporary
+names and then replaces the manifest, which names them: from then on the new files count. Renaming them is repeatable,
+so whoever opens the folder after a crash finishes it. A crash before that leaves the old files as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import SynflowError
+from .atomic_files import unwritable, write_bytes
+from .json_files import read_json
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there two processes must not write to one folder at the same time
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["MANIFEST", "Writer", "check", "digest", "is_free", "remove", "settle", "update", "write"]
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_TEMPORARY = re.compile(r"\.synflow-[0-9a-f]{16}(\.[a-z]+)?")
+Writer = Callable[[Path], object]
+
+
+def write(
+    folder: Path,
+    writers: Mapping[str, Writer],
+    ours: Collection[str],
+    stale: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Make the named files of a folder those that the writers write; other files of the user stay.
+
+    `ours` are all names that synflow may write there: what an earlier version, which kept no manifest, left under them
+    is replaced too. `stale` maps folders inside, which were made from the old files, to what synflow may have written
+    there: it is removed.
+    """
+    folder = Path(os.path.realpath(folder))
+    try:
+        created = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            _finish(folder, ours)
+            try:
+                _replace(folder, writers, ours, stale or {})
+            except BaseException:
+                _sweep(folder)
+                if created:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                raise
+    except OSError as cause:
+        raise unwritable(folder, cause) from cause
+
+
+def _replace(
+    folder: Path, writers: Mapping[str, Writer], ours: Collection[str], stale: Mapping[str, Collection[str]]
+) -> None:
+    old = _listed(folder, ours)
+    foreign = [name for name in writers if old is not None and name not in old and (folder / name).exists()]
+    if foreign:
+        raise SynflowError(f"{folder / foreign[0]} was not written by synflow; move it away, or choose another folder")
+    pending: dict[str, str] = {}
+    for name, writer in writers.items():
+        pending[name] = f".synflow-{secrets.token_hex(8)}{Path(name).suffix}"
+        writer(folder / pending[name])
+        with open(folder / pending[name], "rb+") as file:
+            os.fsync(file.fileno())
+    sums = {name: digest(folder / temporary) for name, temporary in pending.items()}
+    for inner, names in stale.items():
+        remove(folder / inner, names)
+    _save(folder, sums, pending)
+    _finish(folder, ours)
+    for name in set(ours if old is None else old) - set(writers):
+        path = folder / name
+        if path.is_file() and (old is None or digest(path) == old[name]):  # a file that the user has changed stays
+            path.unlink()
+
+
+def update(path: Path, data: bytes, ours: Collection[str]) -> None:
+    """Replace one file of a folder and its checksum, or add it; without a manifest just write it."""
+    folder = Path(os.path.realpath(path.parent))
+    if path.name not in ours or not (folder / MANIFEST).is_file():
+        write_bytes(path, data)
+        return
+    try:
+        with _locked(folder):
+            _finish(folder, ours)
+            sums = _listed(folder, ours) or {}
+            temporary = f".synflow-{secrets.token_hex(8)}{path.suffix}"
+            write_bytes(folder / temporary, data)
+            _save(folder, {**sums, path.name: digest(folder / temporary)}, {path.name: temporary})
+            _finish(folder, ours)
+    except OSError as cause:
+        raise unwritable(path, cause) from cause
+
+
+def check(folder: Path, needed: Collection[str], ours: Collection[str]) -> None:
+    """Finish an interrupted write, then compare the needed files with their checksums.
+
+    Raises `SynflowError` where one is missing, damaged or from another write. Folders of earlier versions have no
+    manifest: nothing is known about them.
+    """
+    settle(folder, ours)
+    sums = _listed(folder, ours)
+    for name in needed if sums is not None else ():
+        path = folder / name
+        if not path.is_file():
+            raise SynflowError(f"{folder}: {name} is missing")
+        if sums is not None and sums.get(name) != digest(path):
+            raise SynflowError(f"{path} is damaged or belongs to another write: its checksum in {MANIFEST} differs")
+
+
+def settle(folder: Path, ours: Collection[str]) -> None:
+    """Finish an interrupted write, if there was one; wait for a write that is under way."""
+    if not (folder / MANIFEST).is_file() or not _read(folder, ours)["pending"]:
+        return
+    try:
+        with _locked(folder):
+            _finish(folder, ours)
+    except OSError as cause:
+        raise SynflowError(f"{folder}: an interrupted write cannot be finished: {cause}") from cause
+
+
+def is_free(folder: Path) -> bool:
+    """Is there no such folder, or nothing in it but temporary files of a write that was interrupted?"""
+    return not folder.exists() or all(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir())
+
+
+def remove(folder: Path, ours: Collection[str]) -> None:
+    """Remove the files that synflow wrote to a folder, and the folder if nothing else is in it."""
+    if not folder.is_dir():
+        return
+    sums = _listed(folder, ours)
+    for name in (*(ours if sums is None else sums), MANIFEST):
+        (folder / name).unlink(missing_ok=True)
+    _sweep(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _listed(folder: Path, ours: Collection[str]) -> dict[str, str] | None:
+    """Checksums by name, from the manifest; None if there is none."""
+    return dict(_read(folder, ours)["files"]) if (folder / MANIFEST).is_file() else None
+
+
+def _read(folder: Path, ours: Collection[str]) -> dict[str, Any]:
+    """The manifest, checked: it may come from elsewhere, and its names must not lead out of the folder."""
+    path = folder / MANIFEST
+    about = read_json(path)
+    if about.get("format") != FORMAT:
+        raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    files, pending = about.get("files"), about.get("pending")
+    if not isinstance(files, dict) or not isinstance(pending, dict):
+        raise SynflowError(f"{path} is damaged: it lists no files")
+    for name in (*files, *pending):
+        if name not in ours:
+            raise SynflowError(f"{path} is damaged: it lists a file {name!r}")
+    if not all(isinstance(name, str) and _TEMPORARY.fullmatch(name) for name in pending.values()):
+        raise SynflowError(f"{path} is damaged: it lists a temporary file that synflow does not write")
+    return about
+
+
+def _save(folder: Path, sums: Mapping[str, str], pending: Mapping[str, str]) -> None:
+    about = {"format": FORMAT, "files": dict(sorted(sums.items())), "pending": dict(pending)}
+    write_bytes(folder / MANIFEST, (json.dumps(about, indent=1) + "\n").encode())
+
+
+def _finish(folder: Path, ours: Collection[str]) -> None:
+    """Rename what the manifest says is to be renamed; the folder is locked, so all other temporary files are left over
+    from writes that were interrupted."""
+    if (folder / MANIFEST).is_file():
+        about = _read(folder, ours)
+        for name, temporary in about["pending"].items():
+            with contextlib.suppress(FileNotFoundError):  # renamed before
+                os.replace(folder / temporary, folder / name)
+        if about["pending"]:
+            _save(folder, about["files"], {})
+    _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    pending = set(read_json(folder / MANIFEST).get("pending", {}).values()) if (folder / MANIFEST).is_file() else set()
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name) and path.name not in pending:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time; the lock ends with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 checksum of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
