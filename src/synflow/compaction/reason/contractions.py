@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..record.tape import Step, Tape
+from .planes import some
 
 __all__ = ["CONTRACTIONS", "Contraction", "contraction", "product"]
 
@@ -43,7 +44,7 @@ class Contraction:
         shape = self.shapes[1]
         if not self.groups:
             return _batched(plane, shape, 0)
-        flat = plane.expand(shape[0], shape[1], *plane.shape[2:]).reshape(shape[0], shape[1], -1).any(-1)
+        flat = some(plane.expand(shape[0], shape[1], *plane.shape[2:]), range(2, plane.dim()))
         if self.transposed:
             return flat.reshape(self.groups, -1, shape[1])
         return flat.reshape(self.groups, -1, shape[1]).transpose(1, 2)
@@ -54,20 +55,8 @@ class Contraction:
             return _batched(plane, shape, 1)
         return _folded(plane).expand(1, shape[1]).reshape(self.groups, 1, -1)
 
-    def show_x(self, plane: Tensor) -> Tensor:
-        return self._show(plane, self.shapes[0])
-
     def show_out(self, plane: Tensor) -> Tensor:
-        return self._show(plane, self.shapes[2])
-
-    def show_y(self, plane: Tensor) -> Tensor:
-        shape = self.shapes[1]
-        if not self.groups:
-            return plane if len(shape) == 3 else plane.squeeze(0)
-        ordered = plane if self.transposed else plane.transpose(1, 2)
-        return ordered.reshape(shape[0], shape[1], *[1] * (len(shape) - 2))
-
-    def _show(self, plane: Tensor, shape: tuple[int, ...]) -> Tensor:
+        shape = self.shapes[2]
         if not self.groups:
             return plane if len(shape) == 3 else plane.squeeze(0)
         return plane.reshape(1, shape[1], *[1] * (len(shape) - 2))
@@ -91,6 +80,8 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     """Boolean matrix product: is there a k for which both are true? A k of size one stands for all."""
     k = max(x.shape[-1], y.shape[-2])
     x, y = x.expand(*x.shape[:-1], k), y.expand(*y.shape[:-2], k, y.shape[-1])
+    if x.requires_grad or y.requires_grad:
+        return torch.matmul(x.float(), y.float())
     if x.numel() == k > 0:  # a single row: what any of its columns reaches
         rows = y if bool(x.all()) else y & x.transpose(-1, -2)
         reached = rows.view(torch.uint8).amax(-2, keepdim=True).bool()  # `any` takes ten times as long
@@ -100,7 +91,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 def _folded(plane: Tensor) -> Tensor:
     """(batch, channels, positions...) to (1, channels)."""
-    return plane.reshape(plane.shape[0], plane.shape[1], -1).any(-1).any(0, keepdim=True)
+    return some(plane, [d for d in range(plane.dim()) if d != 1]).unsqueeze(0)
 
 
 def _batched(plane: Tensor, shape: tuple[int, ...], summed: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..record.aten_names import BATCH_NORMS
 from ..record.tape import Tape
-from .liveness import channels, look
+from .liveness import channels, nonzero_and_felt, nonzero_only
 
 __all__ = ["alive_as_it_is", "alive_in_training"]
 
@@ -38,19 +38,19 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
         elif not isinstance(leaves[name], torch.nn.Parameter):
             settled[number] = zero[number]
     while True:
-        state = look(tape, {number: ~plane for number, plane in zero.items()})
+        alive, felt = nonzero_and_felt(tape, {number: ~plane for number, plane in zero.items()})
         changed = False
         for number, plane in zero.items():
-            woken = plane & state.gradient(number).expand(plane.shape)
+            woken = plane & felt[number]
             if number in settled:
                 woken &= ~settled[number]
             for source in averaged.get(number, ()):  # a running mean follows what it averages
-                woken = woken | (plane & channels(state.value(source)).expand(plane.shape))
+                woken = woken | (plane & channels(alive[source]).expand(plane.shape))
             if bool(woken.any()):
                 zero[number] = plane & ~woken
                 changed = True
         if not changed:
-            return state.alive
+            return alive
 
 
 def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -66,7 +66,7 @@ def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str,
             alive[number] = _anywhere(masks[name], number in kernels)
         elif number in shifts and number not in tape.written:
             alive[number] = leaves[name] != 0
-    return look(tape, alive, back=False).alive
+    return nonzero_only(tape, alive)
 
 
 def _everywhere(zero: Tensor, kernel: bool) -> Tensor:
