@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from .inference.onnx import export_onnx
     from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
     from .masks.files import load_masks, save_masks
+    from .masks.results import Masks, Step
     from .network.selection import prunable
     from .pruning.gradients import saliency
-    from .pruning.loop import Masks, Step, iterate, prune, score
+    from .pruning.loop import iterate, prune, score
     from .pruning.schedules import SCHEDULES
     from .pruning.scopes import SCOPES
     from .pruning.scores import SCORES
@@ -44,7 +45,8 @@ _HOMES = {
     "masks.files": "load_masks save_masks",
     "network.selection": "prunable",
     "pruning.gradients": "saliency",
-    "pruning.loop": "Masks Step iterate prune score",
+    "masks.results": "Masks Step",
+    "pruning.loop": "iterate prune score",
     "pruning.schedules": "SCHEDULES",
     "pruning.scopes": "SCOPES",
     "pruning.scores": "SCORES",

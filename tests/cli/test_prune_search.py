@@ -11,7 +11,7 @@ from torch import nn
 import synflow
 from synflow.cli import prune_search as search
 from synflow.cli.prune_search import Reached, find_flops, flops
-from synflow.pruning.loop import Masks
+from synflow.masks.results import Masks
 
 FAR = math.log(1e4)
 SETTINGS = dict(

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from synflow.engine.concurrent_search import Early
+from synflow.engine.threshold_guess import Trend
 from torch import nn
 
 import synflow
 from synflow.engine import candidate_passes as picking
 from synflow.engine import concurrent_search as early
 from synflow.engine import fast as survivors
-from synflow.engine.concurrent_search import Early
 from synflow.engine.factored_gradient import Sensitivity, Use
 from synflow.engine.select_lightest import Scored, lightest_weights
-from synflow.engine.threshold_guess import Trend
 
 pytest.importorskip("numba", reason="the extra `fast` is not installed")
 

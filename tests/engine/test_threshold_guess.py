@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from synflow.engine.threshold_guess import ABOVE, Trend
 
 from synflow.engine.factored_gradient import Sensitivity
 from synflow.engine.select_lightest import Scored, lightest_weights
-from synflow.engine.threshold_guess import ABOVE, Trend
 
 
 def after(edges: list[float], flow: float = 1.0) -> Trend:

@@ -10,8 +10,9 @@ from checks import Function, untouched
 from synflow.errors import SynflowError
 from synflow.flow import dispatch as linearization
 from synflow.flow import rules
-from synflow.flow.dispatch import Arithmetic, NoRuleError, active_mode
+from synflow.flow.dispatch import NoRuleError, active_mode
 from synflow.flow.measure import measure
+from synflow.flow.passes import PassOptions
 from synflow.flow.paths import fewest_weights
 from synflow.network.private_copy import open_network
 
@@ -179,8 +180,8 @@ def test_constants_already_in_a_tensor_count_with_their_absolute_value():
     assert out.value * 2.0**out.exponent == pytest.approx(45 * 2.0**40)
     small = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X))
     assert small.value * 2.0**small.exponent == 48
-    alone = Arithmetic(shifts=False, sources=False)
-    follow = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X), arithmetic=alone)
+    alone = PassOptions(shifts=False, sources=False)
+    follow = measure(open_network(model(lambda _, x: put(torch.full((2, 3), -1.0), 0, x[0])), X), options=alone)
     assert follow.value * 2.0**follow.exponent == 45
 
 

@@ -12,6 +12,7 @@ import reference
 import synflow
 from checks import Function, arrays, mlp, plain_scores
 from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS, PassOptions
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
 from zoo import ZOO
@@ -72,7 +73,7 @@ def test_chains_against_matrix_products(bias, power):
     for left, right in zip(truth(found).values(), reference.chain_scores(matrices, biases, power), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-14)
     assert found.had_shifts == bias
-    inputs = measure(network, masks, power=power, shifts=False)
+    inputs = measure(network, masks, power=power, options=WITHOUT_SHIFTS)
     assert inputs.value * 2.0**inputs.exponent == pytest.approx(reference.chain_flow(matrices, None, power), rel=1e-12)
     assert not inputs.had_shifts
 
@@ -148,14 +149,14 @@ class Packed:
 )
 def test_every_floating_output_counts(pack):
     model = Function(lambda self, x: pack(self.a(x), self.b(x)), a=nn.Linear(3, 2), b=nn.Linear(3, 4)).double()
-    found = measure(open_network(model, X), shifts=False)
+    found = measure(open_network(model, X), options=WITHOUT_SHIFTS)
     total = model.a.weight.abs().sum() + model.b.weight.abs().sum()
     assert found.value * 2.0**found.exponent == pytest.approx(total.item(), rel=1e-12)
 
 
 def test_outputs_of_very_different_size_are_added():
     model = Function(lambda self, x: (self.a(x), self.b(x) * 2.0**100 * 2.0**100), a=nn.Linear(3, 2), b=nn.Linear(3, 4))
-    found = measure(open_network(model, X), shifts=False)
+    found = measure(open_network(model, X), options=WITHOUT_SHIFTS)
     assert found.log2 == pytest.approx(200 + math.log2(model.b.weight.abs().sum()), abs=1e-5)
 
 
@@ -220,7 +221,7 @@ def test_traced_degrees_and_unit_flows():
         lambda self, x: self.c(x + self.b(torch.relu(self.a(x)))),
         a=nn.Linear(3, 4), b=nn.Linear(4, 3), c=nn.Linear(3, 2),
     )  # fmt: skip
-    found = measure(open_network(model, X), shifts=False, trace=True)
+    found = measure(open_network(model, X), options=PassOptions(shifts=False, trace=True))
     assert [d.tolist() for d in found.degrees] == [[0, 0, 1], [1, 1, 1]]
     for name, flow in found.unit_flows.items():
         torch.testing.assert_close(flow.float(), found.scores[name].sum(1), rtol=1e-5, atol=1e-6)
@@ -229,7 +230,7 @@ def test_traced_degrees_and_unit_flows():
 
 def test_a_weight_used_outside_its_layer_has_no_unit_flow():
     sample = ZOO["tied_autoencoder"]()
-    found = measure(open_network(sample.model, sample.example), shifts=False, trace=True)
+    found = measure(open_network(sample.model, sample.example), options=PassOptions(shifts=False, trace=True))
     assert found.unit_flows == {}
     assert [d.tolist() for d in found.degrees] == [[2], [2]]
 

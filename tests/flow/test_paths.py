@@ -9,6 +9,8 @@ from torch import nn
 import synflow
 from checks import Function, kept, nested
 from graphs import Graph, graphs, paths
+from synflow.engine.pass_hooks import FastPass
+from synflow.engine.thresholds import Thresholds
 from synflow.flow.paths import connected, fewest_weights, reach, shortest_path
 from synflow.network.private_copy import open_network
 
@@ -19,9 +21,9 @@ def test_reach_is_the_union_of_all_paths(graph):
     network, alive = open_network(model, example), paths(masks, skips)
     found = reach(network, masks)
     assert found.connected == connected(network, masks) == bool(alive)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype, hooks in ((torch.float32, None), (torch.bfloat16, FastPass(Thresholds()))):
         magnitudes = {name: (torch.rand(mask.shape) + 1e-3).to(dtype) * mask for name, mask in masks.items()}
-        assert connected(network, magnitudes) == bool(alive)
+        assert connected(network, magnitudes, hooks) == bool(alive)
     expected = {key for path in alive for key in path}
     on_path = {(name, int(at)) for name, mask in found.on_path.items() for at in mask.flatten().nonzero()}
     assert on_path == expected

@@ -10,14 +10,17 @@ from torch import nn
 import synflow
 from blocks import CausalAttention, EinsumAttention, RMSNorm, SelfAttention
 from checks import Function
+from synflow.engine.pass_hooks import FastPass
+from synflow.engine.thresholds import Thresholds
 from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS, PassOptions
 from synflow.network.private_copy import open_network
 
 
 def compare(model, example, stand_in, select=None, shifts=True):
     """Flow and scores are those of `stand_in(weights, input of ones)`, with weights absolute and by name."""
     network = open_network(model.double(), example, select=select)
-    found = measure(network, shifts=shifts)
+    found = measure(network, options=PassOptions(shifts=shifts))
     weights = {name: weight.abs().requires_grad_() for name, weight in network.weights.items()}
     ones = torch.ones_like(example, dtype=torch.float64) if isinstance(example, torch.Tensor) else None
     total = stand_in(weights, ones).sum()
@@ -358,7 +361,7 @@ def test_norms_divide_by_the_root_mean_square_without_a_gradient(norm, dims):
     network = open_network(model.double(), SEQUENCE, select="head")
     if isinstance(norm, RMSNorm):  # its epsilon is an ordinary shift
         expected = stand_in({"head.weight": head.weight.abs()}, torch.ones_like(SEQUENCE).double()).sum()
-        assert measure(network, shifts=False).log2 == pytest.approx(math.log2(expected), abs=1e-5)
+        assert measure(network, options=WITHOUT_SHIFTS).log2 == pytest.approx(math.log2(expected), abs=1e-5)
     else:
         compare(model, SEQUENCE, stand_in, select="head")
 
@@ -561,8 +564,9 @@ def test_self_attention_is_one_layer_whose_gradient_stays_thin(bias):
     """Left as factors, which multiplied out are the scores."""
     model, example = randomise_biases(SelfAttention(2, 16, bias)).double(), torch.zeros(1, 3, 32)
     network = open_network(model, example)
-    held, lazy = measure(network), measure(network, lazy=True)
-    found = lazy.sensitivities["attention.in_proj_weight"]
+    hooks = FastPass(Thresholds())
+    held, _ = measure(network), measure(network, hooks=hooks)
+    found = hooks.gradients["attention.in_proj_weight"]
     assert found.dense is None
     ((left, right),) = found.factors()
     weight = network.weights["attention.in_proj_weight"].abs()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from checks import mlp, plain_scores
-from synflow.flow.dispatch import Arithmetic, LinearizationMode
+from synflow.flow.dispatch import LinearizationMode
 from synflow.flow.measure import measure
+from synflow.flow.passes import FlowPass
 from synflow.flow.tensor import Flow, as_flow, both, common_exponent, either, flows, normalised, peak, scaled
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
@@ -75,7 +76,7 @@ def test_a_zero_flow_does_not_set_the_common_exponent():
 
 def run(function, *values):
     """An operation on flows given as (data, exponent), in a pass of its own."""
-    with LinearizationMode(Arithmetic(), {}):
+    with LinearizationMode(FlowPass(), {}):
         return function(*(as_flow(torch.tensor(data), exponent) for data, exponent in values))
 
 

@@ -21,7 +21,7 @@ from synflow import __version__
 from synflow.errors import SynflowError
 from synflow.masks.attach import attach, attached, fingerprint
 from synflow.masks.files import _checksum, _encoded, load_masks, save_masks
-from synflow.pruning.loop import Masks
+from synflow.masks.results import Masks
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import synflow
 from checks import Function, assert_unchanged, busy_model, kept, mlp, snapshot, untouched
 from synflow.flow import dispatch as linearization
 from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.network.private_copy import open_network, private_copy
 from zoo import ZOO
 
@@ -172,7 +173,7 @@ def test_tied_and_recurrent_weights_are_replaced_in_every_place():
 def test_examples_by_position_and_by_name(example):
     model = Function(lambda self, a, b: self.left(a) + 2 * self.right(b), left=nn.Linear(3, 2), right=nn.Linear(3, 2))
     model.forward = lambda a, b: model.left(a) + 2 * model.right(b)
-    found = measure(open_network(model, example), shifts=False)
+    found = measure(open_network(model, example), options=WITHOUT_SHIFTS)
     expected = model.left.weight.abs().sum() + 2 * model.right.weight.abs().sum()
     assert found.value * 2.0**found.exponent == pytest.approx(expected.item())
 
@@ -252,12 +253,12 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import synflow
-from checks import assert_unchanged, snapshot
-from checks import busy_model
+from checks import assert_unchanged, busy_model, snapshot
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 model, data = busy_model()
 model.train()
+synflow.prune(model, data[0][0][:1], compression=2, steps=5)  # everything is imported now
 draw = random.Random(0)
 before = snapshot(model)
 interrupted = 0
@@ -294,8 +295,7 @@ def test_ctrl_c_from_another_process():
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 import torch, synflow
-from checks import assert_unchanged, snapshot
-from checks import busy_model
+from checks import assert_unchanged, busy_model, snapshot
 model, data = busy_model()
 before = snapshot(model)
 try:

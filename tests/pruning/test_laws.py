@@ -16,6 +16,7 @@ import synflow
 from checks import kept, nested, untouched
 from strategies import chains, networks
 from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import connected, fewest_kept, reach
 from synflow.network.private_copy import open_network
 
@@ -82,14 +83,14 @@ def test_signs_do_not_matter(network, seed):
 def test_the_scale_of_a_layer_of_a_chain_does_not_matter(network, data):
     """Scores over the flow are the same, to the last bit where the scale is a power of two and nothing divides."""
     twin = copy.deepcopy(network.model)
-    flow = measure(opened(network), shifts=False)
+    flow = measure(opened(network), options=WITHOUT_SHIFTS)
     assume(flow.value > 0)
     powers = data.draw(st.booleans())
     with torch.no_grad():
         for name in flow.scores:
             by = data.draw(st.integers(-30, 30))
             twin.get_parameter(name).mul_(2.0**by if powers else 1.1**by)
-    scaled = measure(open_network(twin, network.example), shifts=False)
+    scaled = measure(open_network(twin, network.example), options=WITHOUT_SHIFTS)
     for name, score in flow.scores.items():
         torch.testing.assert_close(scaled.scores[name] / scaled.value, score / flow.value, rtol=1e-8, atol=1e-12)
     divides = any(isinstance(m, nn.LayerNorm | nn.GroupNorm) for m in twin.modules())
@@ -154,7 +155,7 @@ def test_paths_are_where_the_flow_is(network, seed, share):
     """Reachability and positive scores agree; where a maximum chooses, scores are part of what is reachable."""
     whole = opened(network)
     masks = drawn_masks(whole, seed, share)
-    found, flow = reach(whole, masks), measure(whole, masks, shifts=False)
+    found, flow = reach(whole, masks), measure(whole, masks, options=WITHOUT_SHIFTS)
     assert found.connected == (flow.value > 0) == connected(whole, masks)
     chooses = any(isinstance(m, nn.MaxPool2d) for m in network.model.modules())
     for name, on_path in found.on_path.items():
@@ -169,7 +170,7 @@ def test_the_union_bound(network, seed, share):
     assume(not any(isinstance(m, nn.LayerNorm | nn.GroupNorm) for m in network.model.modules()))
     whole = opened(network)
     masks = drawn_masks(whole, seed, share)
-    before, after = measure(whole, shifts=False), measure(whole, masks, shifts=False)
+    before, after = measure(whole, options=WITHOUT_SHIFTS), measure(whole, masks, options=WITHOUT_SHIFTS)
     lost = sum(float(score[~masks[name]].sum()) for name, score in before.scores.items())
     left = after.value * 2.0 ** (after.exponent - before.exponent)
     assert before.value - lost - 1e-9 * before.value <= left <= before.value * (1 + 1e-12)
@@ -179,7 +180,7 @@ def test_the_union_bound(network, seed, share):
 def test_a_set_lighter_than_the_flow_leaves_a_path_in_any_architecture(network, seed):
     """Norms, softmax and gates included; weights go in any order as long as their scores stay below the flow."""
     whole = opened(network)
-    flow = measure(whole, shifts=False)
+    flow = measure(whole, options=WITHOUT_SHIFTS)
     assume(flow.value > 0)
     generator = torch.Generator().manual_seed(seed)
     lightest_first = seed % 2 == 0
@@ -198,7 +199,7 @@ def test_a_set_lighter_than_the_flow_leaves_a_path_in_any_architecture(network, 
 def test_guarded_steps_never_disconnect(network, at, steps, score):
     """At any compression up to the largest, and through weights that are not zero."""
     whole = opened(network)
-    assume(measure(whole, shifts=False).value > 0)
+    assume(measure(whole, options=WITHOUT_SHIFTS).value > 0)
     fewest = fewest_kept(whole, {name: weight != 0 for name, weight in whole.weights.items()})
     assume(fewest is not None)  # a tensor that is zero everywhere counts as ones: no path avoids its zeros
     least = max(fewest, 1)
@@ -206,4 +207,4 @@ def test_guarded_steps_never_disconnect(network, at, steps, score):
     masks = synflow.prune(network.model, network.example, density=keep / whole.size, steps=steps, score=score)
     assert kept(masks) == keep
     assert connected(whole, masks)
-    assert measure(whole, masks, shifts=False).value > 0
+    assert measure(whole, masks, options=WITHOUT_SHIFTS).value > 0

@@ -14,7 +14,7 @@ from checks import Function, arrays, kept, mlp
 from synflow.flow.measure import measure
 from synflow.flow.paths import connected, fewest_weights
 from synflow.network.private_copy import open_network
-from synflow.pruning.safe_removal import StuckError, remove
+from synflow.pruning.safe_removal import StuckError, remove_safely
 
 
 def everything(network):
@@ -57,7 +57,7 @@ def masks_of(first, second):
 def test_a_step_below_the_flow_is_taken_whole():
     network, ones, flow = chain()
     wanted = masks_of([1, 0], [1, 0])
-    removal = remove(network, ones, wanted, flow, margin=0.5, always=False)
+    removal = remove_safely(network, ones, wanted, flow, margin=0.5, always=False)
     assert removal.complete
     assert removal.pruned_fraction == pytest.approx(0.2)
     assert all(torch.equal(removal.masks[n], wanted[n]) for n in wanted)
@@ -65,25 +65,25 @@ def test_a_step_below_the_flow_is_taken_whole():
 
 def test_a_step_of_the_whole_flow_is_split_at_the_margin():
     network, ones, flow = chain()
-    removal = remove(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.5, always=False)
+    removal = remove_safely(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.5, always=False)
     assert not removal.complete
     assert removal.pruned_fraction == pytest.approx(0.2)
     assert all(torch.equal(removal.masks[n], m) for n, m in masks_of([1, 0], [1, 0]).items())
-    tight = remove(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.15, always=False)
+    tight = remove_safely(network, ones, masks_of([0, 0], [1, 0]), flow, margin=0.15, always=False)
     assert tight.pruned_fraction == pytest.approx(0.1)
     assert kept(tight.masks) == 3
 
 
 def test_with_always_the_margin_bounds_every_removal():
     network, ones, flow = chain()
-    removal = remove(network, ones, masks_of([1, 0], [1, 0]), flow, margin=0.15, always=True)
+    removal = remove_safely(network, ones, masks_of([1, 0], [1, 0]), flow, margin=0.15, always=True)
     assert not removal.complete
     assert removal.pruned_fraction == pytest.approx(0.1)
 
 
 def test_where_the_margin_allows_nothing_one_weight_goes():
     network, ones, flow = chain()
-    removal = remove(network, ones, masks_of([0, 0], [0, 1]), flow, margin=0.05, always=True)
+    removal = remove_safely(network, ones, masks_of([0, 0], [0, 1]), flow, margin=0.05, always=True)
     assert kept(removal.masks) == 3
     assert removal.pruned_fraction == pytest.approx(0.1)
 
@@ -93,13 +93,13 @@ def test_weights_on_every_path_cannot_go():
     one = masks_of([1, 0], [1, 0])
     flow = measure(network, one)
     with pytest.raises(StuckError, match="2 weights are left and each lies on every path") as caught:
-        remove(network, one, masks_of([1, 0], [0, 0]), flow, margin=0.5, always=False)
+        remove_safely(network, one, masks_of([1, 0], [0, 0]), flow, margin=0.5, always=False)
     assert caught.value.kept == 2
 
 
 def test_nothing_to_remove_is_complete():
     network, ones, flow = chain()
-    removal = remove(network, ones, ones, flow, margin=0.5, always=True)
+    removal = remove_safely(network, ones, ones, flow, margin=0.5, always=True)
     assert removal.complete
     assert removal.pruned_fraction == 0
 
@@ -112,7 +112,7 @@ def test_a_weight_used_twice_is_tested_exactly():
     masks = {"0.weight": torch.eye(2).bool()}
     flow = measure(network, masks)
     assert flow.scores["0.weight"][0, 0] == flow.value
-    removal = remove(
+    removal = remove_safely(
         network, masks, {"0.weight": torch.tensor([[True, False], [False, False]])}, flow, margin=0.5, always=False
     )
     assert kept(removal.masks) == 1

@@ -11,7 +11,7 @@ import reference
 import synflow
 from checks import arrays, kept, mlp, nested, same
 from synflow.network.private_copy import open_network
-from synflow.pruning.scores import DEFAULT_STEPS, FLOW_POWER, REVIVES, SCORES, grasp, obd, snip
+from synflow.pruning.scores import SCORES, grasp, obd, snip, traits_of
 from zoo import ZOO
 
 NAMES = ["0.weight", "2.weight", "4.weight"]
@@ -33,15 +33,17 @@ def close(found, expected):
 
 def test_names():
     assert set(SCORES) == {
-        "random", "magnitude", "snip", "grasp", "synflow", "skeletonization", "taylor_fo", "obd", "force", "synflow_l2",
+        "balanced", "random", "magnitude", "snip", "grasp", "synflow", "skeletonization", "taylor_fo", "obd", "force",
+        "synflow_l2",
     }  # fmt: skip
-    assert {score.__name__ for score in FLOW_POWER} == {"synflow", "synflow_l2"}
-    assert {score.__name__ for score in REVIVES} == {"force"}
-    assert {score.__name__: steps for score, steps in DEFAULT_STEPS.items()} == {
-        "synflow": 100,
-        "synflow_l2": 100,
-        "force": 10,
-    }
+    traits = {name: traits_of(score) for name, score in SCORES.items()}
+    assert {name for name, row in traits.items() if row.flow_power} == {"balanced", "synflow", "synflow_l2"}
+    assert {name for name, row in traits.items() if row.revives} == {"force"}
+    assert {name: row.steps for name, row in traits.items() if row.steps > 1} == {
+        "balanced": 100, "synflow": 100, "synflow_l2": 100, "force": 10,
+    }  # fmt: skip
+    free = {name for name, row in traits.items() if not row.needs_data}
+    assert free == {"balanced", "synflow", "synflow_l2", "magnitude", "random"}
 
 
 @pytest.mark.parametrize("power", [1, 2])

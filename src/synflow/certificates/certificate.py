@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..flow.measure import measure
+from ..flow.passes import WITHOUT_SHIFTS
 from ..flow.paths import reach
 from ..masks.checks import check_mapping, full_masks, some
 from ..masks.results import StepRecord
@@ -140,8 +141,8 @@ def certify(
     reached = reach(network, full)
     on_path = {name: full[name] & reached.on_path[name] for name in full}
     conserved = conservation_of(network, full)
-    before = measure(network, shifts=False, gradients=False)
-    after = measure(network, full, shifts=False, gradients=False)
+    before = measure(network, options=WITHOUT_SHIFTS, gradients=False)
+    after = measure(network, full, options=WITHOUT_SHIFTS, gradients=False)
     records = getattr(masks, "steps", ()) if steps is None else steps
     return Certificate(
         total=network.size,

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..flow.measure import Measurement, measure
+from ..flow.passes import PassOptions
 from ..network.private_copy import Network, open_network
 from ..network.selection import Select
 
@@ -59,7 +60,7 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
 
 def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:
     """`conservation` on a network that is already open."""
-    traced = measure(network, masks, shifts=False, trace=True)
+    traced = measure(network, masks, options=PassOptions(shifts=False, trace=True))
     if traced.value <= 0:
         return Conservation({}, {}, ())
     layers = {name: float(score.double().sum()) / traced.value for name, score in traced.scores.items()}

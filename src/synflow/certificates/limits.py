@@ -17,7 +17,7 @@ from ..network.selection import Select
 from ..pruning.loop import prune
 from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
-from ..pruning.scores import DEFAULT_STEPS, SCORES, Score
+from ..pruning.scores import SCORES, Score, traits_of
 
 __all__ = ["critical_compression", "max_compression", "max_compression_of"]
 
@@ -71,7 +71,7 @@ def critical_compression(
     options: dict[str, Any] = dict(data=data, loss=loss, select=select, protect=protect, seed=seed)
     network = open_network(model, example, score_name=f"score {score!r}", **options)
     options["data"] = network.batches if data is not None else None
-    number = steps if steps is not None else DEFAULT_STEPS.get(function, 1)
+    number = steps if steps is not None else traits_of(function).steps
     if number == 1:
         scores = function(network, None)
         allocate: Scope = choose("scope", scope, SCOPES)

@@ -15,7 +15,8 @@ from ..experiments.data import Dataset, load, scoring_batches
 from ..experiments.recipes import Recipe
 from ..experiments.training import evaluate, train
 from ..masks.attach import attach
-from ..pruning.loop import Masks, prune
+from ..masks.results import Masks
+from ..pruning.loop import prune
 
 __all__ = ["METHODS", "Outcome", "Setting", "Variant", "compare_variants", "outcomes", "prepare"]
 

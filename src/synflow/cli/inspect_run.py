@@ -12,8 +12,8 @@ from torch import Tensor
 from ..certificates.certificate import certify as certify_model
 from ..errors import SynflowError
 from ..masks.files import load_masks
+from ..masks.results import Masks
 from ..models.sources import load_model
-from ..pruning.loop import Masks
 from ..reporting.comparison import comparison_page
 from ..reporting.facts import LayerFacts
 from ..reporting.overlap import Overlap, overlaps

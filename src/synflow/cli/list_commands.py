@@ -60,16 +60,13 @@ def models(
 
 def scores(json: options.Json = False) -> None:
     """List the scores that weights are ranked by."""
-    from ..pruning.scores import DEFAULT_STEPS, SCORES
+    from ..pruning.scores import SCORES, traits_of
     from .output import print_json, table
-    from .prune_data import FREE
 
-    rows = {
-        name: {
-            "what": _first_line(function), "needs data": name not in FREE, "steps": DEFAULT_STEPS.get(function, 1),
-        }
-        for name, function in SCORES.items()
-    }  # fmt: skip
+    rows = {}
+    for name, function in SCORES.items():
+        traits = traits_of(function)
+        rows[name] = {"what": _first_line(function), "needs data": traits.needs_data, "steps": traits.steps}
     if json:
         print_json(rows)
         return

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import SynflowError
+from ..pruning.scores import SCORES, traits_of
 from .prune_options import Data
 
 __all__ = ["Batches", "scoring_data"]
 
-# Scores that read no data.
-FREE = ("synflow", "synflow_l2", "magnitude", "random")
 # Examples per batch: small enough for any machine; scores are averaged over all batches.
 BATCH_SIZE = 64
 
@@ -29,7 +28,7 @@ class Batches:
 def scoring_data(wanted: Data, score: str, seed: int) -> Batches:
     """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
     if wanted.data is None:
-        if score not in FREE:
+        if traits_of(SCORES[score]).needs_data:
             raise SynflowError(
                 f"the score {score!r} reads data; name a data set: --data digits, or --data cifar10 --data-dir DIR "
                 "(see `synflow data`)"

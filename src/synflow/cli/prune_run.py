@@ -11,8 +11,8 @@ import torch
 import typer
 
 from ..certificates.certificate import Certificate, certify
+from ..masks.results import Masks
 from ..models.sources import Source, load_model
-from ..pruning.loop import Masks
 from ..pruning.loop import prune as prune_model
 from ..reporting.facts import Facts, gather
 from ..support.numbers import percent, times

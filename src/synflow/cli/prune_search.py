@@ -17,11 +17,11 @@ from ..benchmarking.results import Benchmark
 from ..certificates.limits import max_compression
 from ..compaction import compact
 from ..errors import choose
+from ..masks.results import Masks
 from ..network.flops import flops
-from ..pruning.loop import Masks
 from ..pruning.loop import prune as prune_model
 from ..pruning.schedules import SCHEDULES, exponential
-from ..pruning.scores import DEFAULT_STEPS, SCORES
+from ..pruning.scores import SCORES, traits_of
 from .prune_speedup import Speed
 
 __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
@@ -110,9 +110,7 @@ def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: boo
     """
     steps, schedule, score = settings["steps"], settings["schedule"], settings["score"]
     many = (
-        DEFAULT_STEPS.get(choose("score", score, SCORES), 1) > 1
-        and steps is None
-        and SCHEDULES.get(schedule) is exponential
+        traits_of(choose("score", score, SCORES)).steps > 1 and steps is None and SCHEDULES.get(schedule) is exponential
     )
 
     def follow(start: float, end: float, masks: Masks | None) -> Masks:

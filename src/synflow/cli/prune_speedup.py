@@ -9,7 +9,7 @@ from torch import nn
 
 from ..benchmarking.results import Benchmark
 from ..benchmarking.run import SHORTEST, bench, clocked, enlarged, inference_run, training_run
-from ..pruning.loop import Masks
+from ..masks.results import Masks
 
 __all__ = ["Speed"]
 

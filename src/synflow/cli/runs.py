@@ -16,10 +16,9 @@ from typing import Any
 from ..compaction.files import FILES as COMPACT_FILES
 from ..errors import SynflowError
 from ..masks.files import load_masks, save_masks
-from ..masks.results import StepRecord
+from ..masks.results import Masks, StepRecord
 from ..models.sources import Source, is_file, load_model
 from ..models.weights import save_weights
-from ..pruning.loop import Masks
 from ..reporting.facts import Facts, facts_from
 from ..reporting.page import page
 from ..support import folders

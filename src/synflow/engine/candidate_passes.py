@@ -8,35 +8,30 @@ each block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..support.chunked import four_bytes_do
-from . import compiled
+from .scores import HUGE, FactoredScores
 
-if TYPE_CHECKING:
-    from .select_lightest import Scored
-
-# Smaller networks are through before compiled loops have been loaded.
-LARGE = 1 << 20
-# So few weights are taken out by one thread.
+# Fewer weights than this are searched or removed by one thread: waking others takes longer.
 SHORT = 1 << 15
-# Weights that one thread looks through before it takes the next ones.
+# A thread searches this many weights before it takes the next ones, so that threads finish together.
 CHUNK = 1 << 19
-# Kernels of more weights are not told apart in bounds of scores.
+# Convolution kernels with more weights share one mean in the bounds of their scores.
 KINDS = 64
-# Compiled loops write this much beyond what they keep.
+# Compiled loops may write this many entries beyond those they keep.
 ROOM = 1 << 10
-# Some tensors have so many times their share of the light weights; room that is not used takes no memory.
+# A tensor may hold this many times its share of the light weights; untouched room takes no memory.
 SPARE = 6
-# Below this no product overflows.
-HUGE = 1e37
+# The limit of a scaled tensor is raised by this share before its scores are scaled, so that rounding loses none.
+SLACK = 1e-5
 
 
 class Piece(NamedTuple):
@@ -56,26 +51,21 @@ class Found:
     pieces: list[Piece]
 
 
-def find_light(scored: Scored, high: float, share: float) -> Found:
+def find_light(scores: FactoredScores, high: float, share: float) -> Found:
     """Kept weights that score no more than `high`, about a share of all, and where they are."""
-    if scored.compiled is None:
-        return Found(0, 0.0, [_listed(scored, name, high) for name in scored.magnitudes])
-    together, short = scored.compiled.side_by_side, scored.size < LARGE
-    lists = together([partial(_tasks, scored, name, high, share) for name in scored.magnitudes], short)
+    if scores.loops is None:
+        return Found(0, 0.0, [_listed(scores, name, high) for name in scores.magnitudes])
+    together, short = scores.loops.side_by_side, scores.size < SHORT
+    lists = together([partial(_tasks, scores, name, high, share) for name in scores.magnitudes], short)
     return Found(0, 0.0, together([task for some in lists for task in some], short))
 
 
-def found_in(scored: Scored, name: str, high: float, share: float) -> list[Piece]:
-    """The same, in one tensor, by compiled loops on one thread."""
-    return [task() for task in _tasks(scored, name, high, share)]
-
-
-def find_between(scored: Scored, low: float, high: float) -> Found:
+def find_between(scores: FactoredScores, low: float, high: float) -> Found:
     """Kept weights that score from `low` to `high`, and how many score less; not where they are."""
     below, sums, pieces = 0, [], []
-    for name in scored.magnitudes:
+    for name in scores.magnitudes:
         values = []
-        for _, kept, block in scored.kept_blocks(name):
+        for _, kept, block in scores.kept_blocks(name):
             if low > -math.inf:
                 under = _under(block, kept, low)
                 below += int(np.count_nonzero(under))
@@ -86,26 +76,22 @@ def find_between(scored: Scored, low: float, high: float) -> Found:
     return Found(below, math.fsum(sums), pieces)
 
 
-def kernels_for(magnitudes: Mapping[str, Tensor]) -> Any:
-    """The compiled loops, where they are there and serve; else None."""
-    serve = all(
-        weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) for weight in magnitudes.values()
-    )
-    return compiled.kernels() if serve and sum(weight.numel() for weight in magnitudes.values()) >= LARGE else None
-
-
-def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
+def _tasks(scores: FactoredScores, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
     """What threads have to do to look through one tensor."""
-    sensitivity, loops = scored.sensitivities[name], scored.compiled
-    weight = scored.magnitudes[name].reshape(sensitivity.rows, -1).numpy()
+    gradient, loops = scores.gradients[name], scores.loops
+    weight = scores.magnitudes[name].reshape(gradient.rows, -1).numpy()
     limit = weight.dtype.type(high)
-    search = partial(_searched, name, share, np.int32 if four_bytes_do(scored.magnitudes[name]) else np.int64)
-    alone: list[Callable[[], Piece]] = [partial(_listed, scored, name, high)]
-    if name in scored.masks:
+    kind = np.int32 if four_bytes_do(scores.magnitudes[name]) else np.int64
+    search = partial(_searched, name, share, kind)
+    if (scale := scores.scale(name)) != 1.0:
+        limit = weight.dtype.type(min(high / scale * (1 + SLACK), np.finfo(weight.dtype).max))
+        search = partial(_scaled, search, weight.dtype.type(scale), high)
+    alone: list[Callable[[], Piece]] = [partial(_listed, scores, name, high)]
+    if name in scores.masks:
         return alone
-    if sensitivity.dense is None:
-        found = scored.pair(name)
-        bounds = None if found is None else _bounds(scored, name, *found)
+    if gradient.dense is None:
+        found = scores.pair(name)
+        bounds = None if found is None else _bounds(scores, name, *found)
         if found is None or bounds is None:
             return alone
         (left, seen), (sums, parts, tiny) = found, bounds
@@ -117,28 +103,30 @@ def _tasks(scored: Scored, name: str, high: float, share: float) -> list[Callabl
             )
             for top in range(0, len(weight), step)
         ]  # fmt: skip
-    if not scored.bounded(name) or sensitivity.dense.dtype != scored.magnitudes[name].dtype:
+    if not scores.cannot_overflow(name) or gradient.dense.dtype != scores.magnitudes[name].dtype:
         return alone
-    if not sensitivity.uses:
-        return _dense_tasks(loops, search, weight, sensitivity.dense.reshape(weight.shape).numpy(), limit, 0)
+    if not gradient.uses:
+        return _dense_tasks(loops, search, weight, gradient.dense.reshape(weight.shape).numpy(), limit, 0)
     pieces: list[Piece] = []
-    for start, stop, block in sensitivity.blocks(scored.factors(name), CHUNK, scored.magnitudes[name]):
+    for start, stop, block in gradient.blocks(scores.factors(name), CHUNK, scores.magnitudes[name]):
         first = start * weight.shape[1]
         for task in _dense_tasks(loops, search, weight[start:stop], block.numpy(), limit, first):
             pieces.append(task())
     return [partial(_same, piece) for piece in pieces]
 
 
-def _bounds(scored: Scored, name: str, left: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any] | None:
+def _bounds(
+    scores: FactoredScores, name: str, left: np.ndarray, seen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Any] | None:
     """Lower bounds of a gradient, by row and by column; None where a score might overflow."""
-    kinds = scored.sensitivities[name].shape[2:].numel()
+    kinds = scores.gradients[name].shape[2:].numel()
     if kinds > KINDS:
         kinds = 1
     sums, parts = np.empty((len(left), kinds), left.dtype), np.empty(len(seen), left.dtype)
     tiny = left.dtype.type(np.finfo(left.dtype).tiny * 1e8)
-    most, least = scored.compiled.lower_bounds(left, seen, parts, sums, tiny)
+    most, least = scores.loops.lower_bounds(left, seen, parts, sums, tiny)
     # Not a number fails both.
-    return (sums, parts, tiny) if most * scored.largest(name) < HUGE and least >= 0 else None
+    return (sums, parts, tiny) if most * scores.largest_magnitude(name) < HUGE and least >= 0 else None
 
 
 def _dense_tasks(
@@ -165,18 +153,26 @@ def _searched(name: str, share: float, kind: Any, loop: Any, weight: np.ndarray,
     return Piece(name, places[:number], values[:number])
 
 
+def _scaled(search: Callable[..., Piece], scale: Any, high: float, *given: Any, first: int) -> Piece:
+    """The pieces of a tensor whose scores are scaled."""
+    name, places, values = search(*given, first=first)
+    values = values * scale
+    light = values <= high
+    return Piece(name, places[light], values[light])
+
+
 def _same(piece: Piece) -> Piece:
     return piece
 
 
-def _listed(scored: Scored, name: str, high: float) -> Piece:
+def _listed(scores: FactoredScores, name: str, high: float) -> Piece:
     """What lies below `high` in one tensor, block by block."""
-    kind = np.int32 if four_bytes_do(scored.magnitudes[name]) else np.int64
+    kind = np.int32 if four_bytes_do(scores.magnitudes[name]) else np.int64
     places, values = [np.zeros(0, kind)], []
-    for start, kept, block in scored.kept_blocks(name):
-        here, scores = _between(block, kept, -math.inf, high)
+    for start, kept, block in scores.kept_blocks(name):
+        here, light = _between(block, kept, -math.inf, high)
         places.append((here + start).astype(kind))
-        values.append(scores)
+        values.append(light)
     return Piece(name, np.concatenate(places), np.concatenate(values))
 
 
@@ -203,17 +199,6 @@ def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:
     """Positions in a tensor of what was found just at the edge, in order."""
     equal = [piece.places[piece.values == edge] for piece in pieces if piece.name == name]
     return torch.from_numpy(np.sort(np.concatenate(equal)) if equal else np.zeros(0)).long()
-
-
-def scores_at(scored: Scored, name: str, positions: Tensor) -> np.ndarray:
-    """Scores of one tensor at some flat positions."""
-    weight = scored.magnitudes[name].reshape(-1)
-    pair = scored.pair(name) if scored.compiled is not None else None
-    if pair is None:
-        return _numpy(scored.sensitivities[name].at(scored.factors(name), positions) * weight[positions])
-    values = np.empty(len(positions), pair[0].dtype)
-    scored.compiled.products_at(positions.numpy(), *pair, weight.numpy(), values)
-    return values
 
 
 def not_below(block: Tensor, edge: float) -> Tensor:

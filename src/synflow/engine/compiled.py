@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -32,3 +33,10 @@ def loops_for(tensor: Tensor) -> Any:
     """The module if it is loaded and reads such tensors."""
     serve = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
     return already() if serve else None
+
+
+def loops_for_all(tensors: Iterable[Tensor], least: int) -> Any:
+    """The module, loaded now, if it reads all of these tensors and they hold at least this many numbers."""
+    tensors = list(tensors)
+    serve = all(tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
+    return kernels() if serve and sum(tensor.numel() for tensor in tensors) >= least else None

@@ -45,17 +45,19 @@ class Use:
 
 
 @dataclass
-class Sensitivity:
+class FactoredGradient:
     """dR/d|w| of one weight tensor, seen as a matrix: a dense part plus products of thin matrices (either may be none).
 
     `uses` give the pairs (rows x positions, positions x columns) when they are needed. With `bounded`, few scores will
-    be made, by their bounds: then factors may be as large as their product, which would cost more to make.
+    be made, by their bounds: then factors may be as large as their product, which would cost more to make. `flow` is
+    the flow of the layer: the sum of all its scores.
     """
 
     shape: torch.Size
     dense: Tensor | None = None
     uses: list[Use] = field(default_factory=list)
     bounded: bool = False
+    flow: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -73,6 +75,10 @@ class Sensitivity:
         if self.bounded and positions <= THIN and factors <= max(THICK * product, FREE):
             return True
         return 2 * factors <= product
+
+    def add_flow(self, flow: Tensor) -> None:
+        """Count the flow y dR/dy that leaves a use: the sum of the scores of its weights."""
+        self.flow = flow if self.flow is None else self.flow + flow
 
     def add_dense(self, gradient: Tensor) -> None:
         """Count another use, by its whole gradient."""

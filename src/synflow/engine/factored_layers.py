@@ -1,4 +1,4 @@
-"""Layers whose weight gradient goes to a sensitivity, as factors where these are smaller than the gradient itself."""
+"""Layers whose weight gradient is kept as factors, where these are smaller than the gradient itself."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..support.windows import sizes
-from .factored_gradient import Sensitivity, Use
+from .factored_gradient import FactoredGradient, Use
 from .small_convolution import Patches
+from .thresholds import Thresholds
 
-# With no more positions than this, a product with patches is no slower than a convolution, and scores need the patches.
-FEW = 64
-# Half-precision weights are widened so many at a time: memory of that size is used again and again.
+# Half-precision weights are widened this many at a time, so that the same memory is used again and again.
 PART = 1 << 20
 
 
-def capture(
-    function: Callable[..., Any], x: Tensor, weight: Tensor, sensitivity: Sensitivity, settings: Sequence[Any]
-) -> Tensor | None:
-    """`function(x, weight)` for a linear layer or a convolution, whose weight gradient goes to `sensitivity`.
+def factored_layer(
+    function: Callable[..., Any], x: Tensor, weight: Tensor, factors: FactoredGradient, settings: Sequence[Any],
+    thresholds: Thresholds,
+) -> Tensor | None:  # fmt: skip
+    """`function(x, weight)` for a linear layer or a convolution, whose weight gradient goes to `factors`.
 
     None where this form of the layer has to be left to autograd. `settings` are what convolutions take after the bias.
     """
     name = getattr(function, "__name__", "")
     result: Tensor
     if name == "linear" and not settings:
-        result = _Linear.apply(x, weight, sensitivity, False)
+        result = _Linear.apply(x, weight, factors, False)
         return result
     if name in ("matmul", "mm") and weight.dim() == 2 and x.dim() >= 2:
-        result = _Linear.apply(x, weight, sensitivity, True)
+        result = _Linear.apply(x, weight, factors, True)
         return result
     dimensions = {"conv1d": 1, "conv2d": 2, "conv3d": 3}.get(name)
     if dimensions is None or x.dim() != dimensions + 2 or any(isinstance(setting, str) for setting in settings):
@@ -41,16 +41,17 @@ def capture(
     given = list(settings)
     stride, padding, dilation, groups = given + [1, 0, 1, 1][len(given) :]
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
-    if dimensions == 2 and how[3] == 1 and len(x) * math.prod(sizes(x.shape, weight.shape, how)) <= FEW:
-        result = Patches.apply(x, weight, sensitivity, how)
+    positions = len(x) * math.prod(sizes(x.shape, weight.shape, how))
+    if dimensions == 2 and how[3] == 1 and positions <= thresholds.product_positions:
+        result = Patches.apply(x, weight, factors, how)
     else:
-        result = _Convolution.apply(x, weight, sensitivity, how)
+        result = _Convolution.apply(x, weight, factors, how)
     return result
 
 
-def widened(weight: Tensor, sensitivity: Sensitivity, dtype: torch.dtype) -> Tensor:
+def widened(weight: Tensor, factors: FactoredGradient, dtype: torch.dtype) -> Tensor:
     """A half-precision weight in the precision of the flow, with a gradient in that precision too."""
-    result: Tensor = _Widened.apply(weight, sensitivity, dtype)
+    result: Tensor = _Widened.apply(weight, factors, dtype)
     return result
 
 
@@ -61,13 +62,16 @@ def _each(value: Any, dimensions: int) -> list[int]:
 
 class _Widened(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, sensitivity: Sensitivity, dtype: torch.dtype) -> Tensor:
-        ctx.sensitivity = sensitivity
-        return weight.to(dtype)
+    def forward(ctx: Any, weight: Tensor, factors: FactoredGradient, dtype: torch.dtype) -> Tensor:
+        ctx.factors, ctx.wide = factors, weight.detach().to(dtype)
+        result: Tensor = ctx.wide.clone()
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.sensitivity.add_dense(gradients[0].detach())  # autograd itself would round it to half precision
+        gradient = gradients[0].detach()
+        ctx.factors.add_dense(gradient)  # autograd itself would round it to half precision
+        ctx.factors.add_flow((gradient * ctx.wide).sum())
         return None, None, None
 
 
@@ -75,24 +79,26 @@ class _Linear(torch.autograd.Function):
     """x W^T, or x W for a weight that is stored input first."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Sensitivity, input_first: bool) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.sensitivity, ctx.input_first = sensitivity, input_first
-        return _times(x, weight) if input_first else _times_transposed(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, input_first: bool) -> Tensor:
+        sent = _times(x, weight) if input_first else _times_transposed(x, weight)
+        ctx.save_for_backward(x, weight, sent)
+        ctx.factors, ctx.input_first = factors, input_first
+        return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        (x, weight), sensitivity, into = ctx.saved_tensors, ctx.sensitivity, None
+        (x, weight, y), factors, into = ctx.saved_tensors, ctx.factors, None
+        factors.add_flow((gradient.detach() * y.detach()).sum())
         if ctx.needs_input_grad[0]:
             into = _times_transposed(gradient, weight) if ctx.input_first else _times(gradient, weight)
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
-        if sensitivity.is_thin(len(sent)):
-            sensitivity.uses.append(Use(left.t(), right))
+        if factors.is_thin(len(sent)):
+            factors.uses.append(Use(left.t(), right))
         else:
-            sensitivity.add_dense(left.t() @ right)
+            factors.add_dense(left.t() @ right)
         return into, None, None, None
 
 
@@ -123,28 +129,30 @@ class _Convolution(torch.autograd.Function):
     """A convolution; patches of x are cut out when the factors are asked for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Sensitivity, how: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.sensitivity, ctx.how = sensitivity, how
+    def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, how: Any) -> Tensor:
         stride, padding, dilation, groups = how
         wide = weight.to(x.dtype)
-        return torch.convolution(x, wide, None, stride, padding, dilation, False, [0] * len(stride), groups)
+        sent = torch.convolution(x, wide, None, stride, padding, dilation, False, [0] * len(stride), groups)
+        ctx.save_for_backward(x, weight, sent)
+        ctx.factors, ctx.how = factors, how
+        return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        x, weight = ctx.saved_tensors
+        x, weight, y = ctx.saved_tensors
+        ctx.factors.add_flow((gradient.detach() * y.detach()).sum())
         stride, padding, dilation, groups = ctx.how
         rows, kernel = weight.shape[0], weight.shape[2:]
         positions = gradient.numel() // max(rows, 1)
-        thin = groups == 1 and len(kernel) == 2 and ctx.sensitivity.is_thin(positions)
+        thin = groups == 1 and len(kernel) == 2 and ctx.factors.is_thin(positions)
         wanted = [bool(ctx.needs_input_grad[0]), not thin, False]
         into, whole, _ = torch.ops.aten.convolution_backward(
             gradient, x, weight.to(x.dtype), None, stride, padding, dilation, False, [0] * len(kernel), groups, wanted
         )
         if thin:
             seen, sent = x.detach(), gradient.detach().flatten(2).movedim(1, 0).flatten(1)
-            ctx.sensitivity.uses.append(Use(sent, seen, (kernel, stride, padding, dilation)))
+            ctx.factors.uses.append(Use(sent, seen, (kernel, stride, padding, dilation)))
         else:
-            ctx.sensitivity.add_dense(whole)
+            ctx.factors.add_dense(whole)
         return into, None, None, None

@@ -1,89 +1,235 @@
-"""The weights that are left while pruning goes on, and the part of the network that they still need.
+"""The fast engine: absolute weights are made once, pruned ones become zero, and measurements are recorded and replayed.
 
-Absolute weights are made once; what is pruned becomes zero in place. As units die, flow is measured on the compacted
-network, whose tensors hold the same survivors in less room; masks are mapped back when somebody asks for them.
+As units die, flow is measured on the network cut down to the live ones, whose tensors hold the same weights in less
+memory; masks are mapped back when somebody asks for them.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import math
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import SynflowError
-from ..flow.dispatch import Arithmetic
 from ..flow.measure import Measurement, absolute, measure
+from ..flow.passes import DEFAULT, PassOptions
+from ..flow.paths import BOOLEANS, connected
 from ..flow.tensor import leaves
-from ..network.private_copy import Network, arguments, open_network
+from ..network.private_copy import Network, arguments
+from ..pruning.engine import EngineSettings, balancing
 from ..support.chunked import count, count_true
-from ..support.memory import collecting_later, give_back
-from .candidate_passes import kernels_for
-from .concurrent_search import Early
-from .index_map import Origin, outside
+from ..support.ranking import keep_best
+from ..support.torch_modes import without_autocast
+from .compiled import loops_for_all
+from .cut_network import CutNetwork, share_alive
+from .fallbacks import CannotServeError, Fallbacks
+from .pass_hooks import HALF, FastPass
 from .recording import recorded
-from .replay import Begin, Replay
-from .select_lightest import Lightest, Scored
-from .threshold_guess import Trend
-
-log = logging.getLogger("synflow")
-
-# Networks that hold fewer weights are through before a cut would pay.
-SMALL = 1 << 20
-# The network is cut down anew when this share of the weights it held is left,
-LEFT = 0.4
-# if no more than GAIN of what it holds stays then, and no more than WORTH of the whole: for a while both are held.
-GAIN = 0.7
-WORTH = 0.5
-# A cut costs about as much as so many measurements that are saved later.
-COST = 14
-# With more products per weight, a measurement is better off with all threads.
-BUSY = 64
-# Images of fewer pixels are through before folding would pay.
-LARGE = 16 * 16
-# Flow of a network before and after it was cut down may differ by rounding, by no more.
-SAME = 1e-5
+from .replay import SAME, Gradients, Replay
+from .scores import FactoredScores
+from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove, take
+from .thresholds import current
 
 
-class Survivors:
-    """What is left of a network: `magnitudes` in the shapes of `small`, the network they are used in.
+@dataclass(frozen=True)
+class FastScores:
+    """The scores of one step, made when they are asked for; `version` tells which weights they belong to."""
 
-    Weights that are kept are those that are not zero; of tensors in which zeros are kept as well there are `masks`.
-    `origin` is where the weights of tensors that were cut lie in the whole ones.
+    flow: Measurement
+    factored: FactoredScores
+    engine: FastEngine
+    _flows: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def layer_flows(self) -> Mapping[str, float]:
+        """The flow of each layer: the sum of its scores, before they are balanced."""
+        if not self._flows:
+            for name, gradient in self.factored.gradients.items():
+                self._flows[name] = 0.0 if gradient.flow is None else float(gradient.flow)
+        return self._flows
+
+    def whole(self) -> dict[str, Tensor]:
+        """All scores, in the shapes of the weights."""
+        return self.engine.network_shapes(self.factored.whole())
+
+
+@dataclass(frozen=True)
+class FastRemoval:
+    """The lightest weights, as found among the scores of one step; or, in rare cases, the masks that stay."""
+
+    number: int
+    total: float
+    scores: FastScores
+    lightest: Lightest | None = None
+    masks: dict[str, Tensor] | None = None
+
+
+class FastEngine:
+    """The weights that are left (`magnitudes`, in the shapes of the cut network) and the network they are used in.
+
+    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `kept_zeros`.
     """
 
-    def __init__(
-        self, network: Network, masks: Mapping[str, Tensor], power: int, shrinking: bool = True,
-        repeating: bool = True,
-    ) -> None:  # fmt: skip
-        self.network, self.power = network, power
-        self.small = network
-        self._half = power == 1 and self._reads_half(masks)
-        self.magnitudes = absolute(network, masks, power, half=self._half)
-        self.masks = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
-        self.origin: dict[str, Origin] = {}
+    name = "fast"
+
+    def __init__(self, network: Network, masks: Mapping[str, Tensor], settings: EngineSettings) -> None:
+        self.network, self.settings, self.thresholds = network, settings, current()
+        self.measurements, self._fallbacks = 0, Fallbacks()
+        self._half = settings.power == 1 and self._reads_half(masks)
+        self.magnitudes = absolute(network, masks, settings.power, half=self._half)
+        self.kept_zeros = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
         self.count = count(masks)
-        self._outside: dict[str, Tensor] = {}
+        self._cut = CutNetwork(network, self.count)
+        self._loops = loops_for_all(self.magnitudes.values(), self.thresholds.compile_from_weights)
         self._places: dict[str, Tensor] = {}
         self._bounds: dict[str, float] = {}
-        self._trend = Trend()
-        self._compiled = kernels_for(self.magnitudes)
-        self._idle = 0
-        self._shrinking = shrinking
-        self._model = network.model
-        self._outline: Any = None
-        self._held: float = self.count
+        self._folds = self._proved = False
         self._replay: Replay | None = None
-        self._fresh: Measurement | None = None
-        self._can_repeat = self._repeating = repeating and not self._half
-        self._folds = False
+        self._records = not self._half and (settings.steps or math.inf) >= self.thresholds.record_from_steps
+        self._last: FastScores | None = None
         self._try_to_fold()
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]:
+        """The parts of the engine that were switched off, and why."""
+        return self._fallbacks.reasons
+
+    @without_autocast
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = 0) -> FastScores:
+        """The flow of what is left, and its scores, which are not held; the network is cut down first if that pays."""
+        if ahead > 0:
+            self._cut_down(ahead)
+        usual = options == DEFAULT and gradients
+        if usual and self._last is not None:
+            return self._last
+        flow, factors = self._measured() if usual else self._measured_anew(options, gradients)
+        scores = self._scores(flow, factors)
+        if usual:
+            self._last = scores
+        return scores
+
+    @without_autocast
+    def lightest(self, scores: FastScores, number: int, budget: float = math.inf) -> FastRemoval:
+        """The lightest weights. Those outside of the cut network go first: no flow passes them."""
+        idle = self._cut.idle
+        if number < idle:
+            whole, masks = scores.whole(), self.masks()
+            return FastRemoval(number, 0.0, scores, masks=keep_best(whole, masks, self.count - number))
+        found = lightest_weights(scores.factored, self.count - idle, number - idle, budget)
+        return FastRemoval(found.number + idle, found.total, scores, found)
+
+    @without_autocast
+    def weigh(self, removal: FastRemoval, scores: FastScores) -> float:
+        """The sum of other scores over a removal."""
+        if removal.lightest is None or scores is removal.scores:
+            return removal.total
+        return scores.factored.total(masks_without(removal.scores.factored, removal.lightest))
+
+    @without_autocast
+    def leaves_a_path(self, removal: FastRemoval) -> bool:
+        """Whether an input still reaches an output; tried on the weights themselves, which come back."""
+        if removal.lightest is None:
+            assert removal.masks is not None
+            return connected(self.network, removal.masks)
+        undo = self.remove(removal)
+        try:
+            hooks = FastPass(self.thresholds) if self._half else None
+            return connected(self._cut.network, self.magnitudes, hooks)
+        finally:
+            undo()
+
+    @without_autocast
+    def remove(self, removal: FastRemoval) -> Callable[[], None]:
+        """Remove the lightest weights, and all that lie outside of the cut network."""
+        if removal.lightest is None:
+            assert removal.masks is not None
+            return self._undoable(lambda: self.keep_only(removal.masks or {}))
+        scores, found = removal.scores.factored, removal.lightest
+        before = (self.count, self._last, self._cut.outside)
+        if found.pieces is not None:
+            taken = take(scores, found)
+
+            def undo() -> None:
+                put_back(scores, found, taken)
+                self.count, self._last, self._cut.outside = before
+
+        else:
+            undo = self._undoable(lambda: remove(scores, found))
+        self.count -= removal.number
+        self._last, self._cut.outside = None, {}
+        return undo
+
+    def removal(self, masks: Mapping[str, Tensor], scores: FastScores) -> FastRemoval:
+        """The removal that leaves the given masks of the whole network."""
+        total = scores.factored.total(self._cut.parts(masks))
+        return FastRemoval(self.count - count(masks), total, scores, masks=dict(masks))
+
+    @without_autocast
+    def live_layers(self) -> frozenset[str]:
+        """The layers that have a weight on a path from an input to an output.
+
+        Where only inputs start a flow, these are the layers that have any; elsewhere, and where a flow may have
+        underflowed, paths are followed in the booleans.
+        """
+        scores = self.measure()
+        if not (scores.flow.had_shifts or scores.flow.loose) and all(flow > 0 for flow in scores.layer_flows.values()):
+            return frozenset(scores.layer_flows)
+        flow, gradients = self._measured_anew(BOOLEANS, True)
+        if not (flow.value > 0 and flow.input_reached):
+            return frozenset()
+        return frozenset(name for name, part in gradients.items() if part.flow is not None and float(part.flow) > 0)
+
+    def keep_only(self, masks: Mapping[str, Tensor]) -> None:
+        """Go on with other masks of the whole network, which keep nothing that was pruned."""
+        for name, part in self._cut.parts(masks).items():
+            if name in self.kept_zeros:
+                self.kept_zeros[name].copy_(part)
+            self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
+        self._cut.keep_only(masks)
+        self.count, self._last = count(masks), None
+
+    def masks(self) -> dict[str, Tensor]:
+        """The masks of the whole network, in tensors of their own."""
+        full = self.network_shapes({name: self._kept(name) for name in self.magnitudes})
+        full |= {name: mask.clone() for name, mask in self.kept_zeros.items() if name not in self._cut.index_maps}
+        for name, positions in self._cut.outside.items():
+            full[name].view(-1)[positions] = True
+        return full
+
+    def network_shapes(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the cut network (masks, scores) in the shapes of the whole one, zero where nothing is left."""
+        return self._cut.widened(tensors)
+
+    def _undoable(self, change: Callable[[], None]) -> Callable[[], None]:
+        """Make a change; what is returned makes the weights again from the user's and the masks of before."""
+        masks, before = self.masks(), (self.count, self._last, self._cut.outside)
+        change()
+
+        def undo() -> None:
+            fresh = self._cut.parts(absolute(self.network, masks, self.settings.power, half=self._half))
+            for name, magnitude in self.magnitudes.items():
+                magnitude.copy_(fresh[name])
+            for name, part in self._cut.parts(masks).items():
+                if name in self.kept_zeros:
+                    self.kept_zeros[name].copy_(part)
+            self.count, self._last, self._cut.outside = before
+
+        return undo
+
+    def _scores(self, flow: Measurement, gradients: Gradients) -> FastScores:
+        factored = FactoredScores(
+            self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, {}, self._places, self._bounds
+        )
+        scores = FastScores(flow, factored, self)
+        if self.settings.balanced:
+            factored.scales.update(balancing(scores.layer_flows, flow.value, self.settings.cuts))
+        return scores
+
+    def _kept(self, name: str) -> Tensor:
+        return self.kept_zeros[name] if name in self.kept_zeros else self.magnitudes[name] != 0
 
     def _keeps_zeros(self, name: str, mask: Tensor) -> bool:
         magnitude = self.magnitudes[name]
@@ -91,238 +237,130 @@ class Survivors:
             return False
         return count_true(mask) > int(torch.count_nonzero(magnitude))
 
-    def _kept(self, name: str) -> Tensor:
-        """The mask of a tensor of the cut network."""
-        return self.masks[name] if name in self.masks else self.magnitudes[name] != 0
-
     def _reads_half(self, masks: Mapping[str, Tensor]) -> bool:
-        """Whether half-precision weights can stay so: layers widen theirs as they go, other operations may not."""
-        if all(weight.dtype in (torch.float32, torch.float64) for weight in self.network.weights.values()):
+        """Whether half-precision weights can stay so: layers widen theirs part by part, other operations may not."""
+        if not any(weight.dtype in HALF for weight in self.network.weights.values()):
             return False
         try:
-            measure(self.network, magnitudes=absolute(self.network, masks, half=True), lazy=True)
-        except SynflowError:
+            magnitudes = absolute(self.network, masks, half=True)
+            measure(self.network, magnitudes=magnitudes, hooks=FastPass(self.thresholds))
+        except SynflowError as cause:
+            self._fallbacks.add("reading half-precision weights", CannotServeError(str(cause)))
             return False
         return True
 
+    def _measured(self) -> tuple[Measurement, Gradients]:
+        """A measurement of the usual kind: recorded the first time, proved the second, replayed from then on."""
+        if self._replay is not None and self._proved:
+            self.measurements += 1
+            again = self._replay.run()
+            if again is not None:
+                return again
+            self._replay = None
+        if not self._records:
+            return self._measured_anew(DEFAULT, True)
+        if self._replay is not None:
+            return self._prove(self._replay)
+        try:
+            flow, gradients, replay = recorded(lambda: self._measured_anew(DEFAULT, True), self.magnitudes)
+        except SynflowError:
+            raise
+        except Exception as cause:  # torch may refuse to be watched; what else is wrong shows in the plain measurement
+            self._fallbacks.add("recording", cause)
+            self._records = False
+            return self._measured_anew(DEFAULT, True)
+        if isinstance(replay, CannotServeError):
+            if flow.value > 0:
+                self._fallbacks.add("recording", replay)
+                self._records = False
+        else:
+            self._replay, self._proved = replay, False
+        return flow, gradients
+
+    def _prove(self, replay: Replay) -> tuple[Measurement, Gradients]:
+        """Measure weights that have changed since the recording, and compare with what the recording makes of them."""
+        flow, gradients = self._measured_anew(DEFAULT, True)
+        self._proved = replay.agrees_with(flow, gradients)
+        if not self._proved:
+            self._replay, self._records = None, False
+            self._fallbacks.add("recording", RuntimeError("its replay differs from a new measurement"))
+        return flow, gradients
+
+    def _measured_anew(self, options: PassOptions, gradients: bool) -> tuple[Measurement, Gradients]:
+        self.measurements += 1
+        foldable = self._folds and options == DEFAULT
+        memory = self._cut.network.constants if foldable else None
+        hooks = FastPass(self.thresholds, memory, bounded=self._loops is not None)
+        flow = measure(
+            self._cut.network, magnitudes=self.magnitudes, power=self.settings.power, options=options,
+            gradients=gradients, hooks=hooks,
+        )  # fmt: skip
+        return flow, hooks.gradients
+
     def _try_to_fold(self) -> None:
-        """See whether positions that see the same can be computed once: worth it for large images."""
+        """Fold positions with identical receptive fields, if the flow stays the same: worth it for large images."""
         images = [
             leaf for leaf in leaves(arguments(self.network.example)) if isinstance(leaf, Tensor) and leaf.dim() == 4
         ]
-        if max((image.shape[2] * image.shape[3] for image in images), default=0) < LARGE:
+        pixels = max((image.shape[2] * image.shape[3] for image in images), default=0)
+        if pixels < self.thresholds.fold_from_pixels or (self.settings.steps or math.inf) < 2:
             return
-        plain = measure(self.network, magnitudes=self.magnitudes, power=self.power, gradients=False)
-        self._folds, problem = True, ""
+        plain = self._measured_anew(DEFAULT, False)[0]
+        self._folds = True
         try:
-            folded = self._measured(True)
-            if not (plain.log2 == folded.log2 or math.isclose(plain.log2, folded.log2, abs_tol=SAME * 1.5)):
-                problem = f"the flow changes from 2^{plain.log2} to 2^{folded.log2}"
+            folded = self._measured()
+            if not _same_flow(plain, folded[0]):
+                raise CannotServeError(f"the flow changes from 2^{plain.log2} to 2^{folded[0].log2}")
         except Exception as cause:
-            problem = f"{type(cause).__name__}: {cause}"
-        if problem:
-            log.debug("positions are not folded: %s", problem)
-            self._folds, self._replay, self._repeating = False, None, self._can_repeat
+            self._folds, self._replay = False, None
+            self._fallbacks.add("folding", cause)
         else:
-            self._fresh = folded
+            self._last = self._scores(*folded)
 
-    def measure(
-        self, shifts: bool = True, gradients: bool = True, arithmetic: Arithmetic | None = None, going: int = 0
-    ) -> tuple[Measurement, Scored]:
-        """The flow of what is left, and its scores, which are not held; so many of the lightest will be asked for."""
-        usual = shifts and gradients and arithmetic is None
-        scored = Scored(
-            self.magnitudes, self.masks, {}, self._places, self._bounds, self._trend if usual else Trend(),
-            self._compiled,
-        )  # fmt: skip
-        found = None
-        if usual and self._fresh is not None:
-            flow, self._fresh = self._fresh, None
-        elif usual and going and self._searches_early(scored):
-            early = Early(scored, (going - self._idle) / max(self.count - self._idle, 1))
-            try:
-                flow = self._measured(usual, early.begin)
-                found = early.finish() if flow.repeated else None
-            finally:
-                early.stop()
-        else:
-            flow = self._measured(usual, shifts=shifts, gradients=gradients, arithmetic=arithmetic)
-        return flow, dataclasses.replace(scored, sensitivities=flow.sensitivities, flow=flow.value, found=found)
-
-    def _searches_early(self, scored: Scored) -> bool:
-        """Whether a thread can look for light weights while another measures, and measuring leaves it the time."""
-        if self._replay is None or self._compiled is None or torch.get_num_threads() < 2:
-            return False
-        return scored.size >= SMALL and self._replay.products < BUSY * scored.size
-
-    def _measured(self, usual: bool, begin: Begin | None = None, **how: Any) -> Measurement:
-        """A measurement; the usual kind is written down the first time and repeated from then on."""
-        flow = self._replay.run(begin) if usual and self._replay is not None else None
-        if flow is not None:
-            return flow
-        run = partial(
-            measure,
-            self.small,
-            magnitudes=self.magnitudes,
-            power=self.power,
-            lazy=True,
-            fold=self._folds,
-            bounded=self._compiled is not None,
-            **how,
-        )
-        if not usual or not self._repeating:
-            return run()
-        try:
-            flow, self._replay = recorded(run, self.magnitudes)
-        # Operations that torch does not let be watched: whatever is wrong besides, measuring without will tell.
-        except Exception as cause:
-            log.debug("measurements are not recorded: %s: %s", type(cause).__name__, cause)
-            flow = run()
-        self._repeating = self._replay is not None
-        return flow
-
-    @property
-    def idle(self) -> int:
-        """How many kept weights no flow passes, known from the last time the network was cut down: the lightest."""
-        return self._idle
-
-    def drop(self, going: Lightest, scored: Scored) -> None:
-        """Prune the lightest weights, and the idle ones with them."""
-        scored.remove(going)
-        self.count -= going.number + self._idle
-        self._outside, self._idle, self._fresh = {}, 0, None
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the cut network (masks, scores) in the shapes of the whole one, zero where nothing is left."""
-        full = {}
-        for name, tensor in tensors.items():
-            full[name] = tensor
-            if name in self.origin:
-                room = torch.zeros(self.network.weights[name].shape, dtype=tensor.dtype, device=tensor.device)
-                full[name] = room
-                room.view(-1).index_copy_(0, self.origin[name].flat().view(-1).long(), tensor.reshape(-1))
-        return full
-
-    def whole_masks(self, last: bool = False) -> dict[str, Tensor]:
-        """The masks of the whole network, in tensors of their own unless nobody goes on from here."""
-        full = self.whole({name: self._kept(name) for name in self.magnitudes})
-        if not last:
-            full |= {name: mask.clone() for name, mask in self.masks.items() if name not in self.origin}
-        for name, positions in self._outside.items():
-            full[name].view(-1)[positions] = True
-        return full
-
-    def replace(self, masks: Mapping[str, Tensor]) -> None:
-        """Go on with other masks of the whole network, which keep nothing that was pruned."""
-        for name in self.magnitudes:
-            part = masks[name]
-            if name in self.origin:
-                part = part.reshape(-1)[self.origin[name].flat().long()]
-            if name in self.masks:
-                self.masks[name].copy_(part)
-            self.magnitudes[name].masked_fill_(part.logical_not(), 0.0)
-        self.count, self._fresh = count(masks), None
-        self._outside = {name: positions[masks[name].view(-1)[positions]] for name, positions in self._outside.items()}
-        self._idle = sum(len(positions) for positions in self._outside.values())
-
-    def shrink(self, ahead: float = math.inf) -> None:
-        """Cut the network down to the units that are alive, where enough has gone and enough measurements lie ahead."""
-        if not self._shrinking or self.count > LEFT * self._held or self.small.size < SMALL or ahead < COST:
+    def _cut_down(self, ahead: float) -> None:
+        """Cut the network down to the units that are alive, where enough has gone and enough steps lie ahead."""
+        limits, cut = self.thresholds, self._cut
+        few = cut.network.size < limits.cut_from_weights or self.count > limits.cut_when_left * cut.held
+        if few or not cut.possible or ahead < limits.cut_cost:
             return
-        alive, size = self._share_alive(), self.small.size
-        if alive > self._enough() or ahead * (1 - alive) < COST:
-            self._held = self.count * GAIN / LEFT  # units go when all that leads to them has gone: look again soon
+        alive = share_alive({name: self._kept(name) for name in self.magnitudes}, cut.network.size)
+        enough = min(limits.cut_gain, limits.cut_worth * self.network.size / cut.network.size)
+        if alive > enough or ahead * (1 - alive) < limits.cut_cost:
+            cut.held = self.count * limits.cut_gain / limits.cut_when_left  # units die late: look again soon
             return
-        self._held = self.count
-        give_back()  # for a while the network is held twice
-        problem = ""
-        # Most networks run once they are cut; those that do not, with heads and the like left whole.
+        cut.held = self.count
+        before = self._replay.log2() if self._replay else self._measured_anew(DEFAULT, False)[0].log2
+        problem: Exception | None = None
+        # Most networks run once they are cut; for the others, reshaped units such as heads are left whole.
         for check in (False, True):
             try:
-                self._shrink(check)
-                break
-            # Whatever a model does that cannot be followed, scores do not depend on it: the network stays as it is.
+                masks = {name: self._kept(name) for name in self.magnitudes}
+                self._continue_in(cut.smaller(self.magnitudes, masks, enough, check), before)
+                return
             except Exception as cause:
-                problem = f"{type(cause).__name__}: {cause}"
-        else:
-            self._stop(problem)
-        if self.small.size == size:
-            self._held = self.count * GAIN / LEFT
+                problem = cause
+        assert problem is not None
+        cut.possible = False
+        self._fallbacks.add("cutting down", problem)
 
-    def _enough(self) -> float:
-        """How small a cut network has to be, as a share of the one that is held."""
-        return min(GAIN, WORTH * self.network.size / self.small.size)
-
-    def _share_alive(self) -> float:
-        """About how much a cut would leave: rows and columns with weights, whatever else may die with the others."""
-        alive = sum(_alive(self._kept(name)) for name in self.magnitudes)
-        return alive / max(self.small.size, 1)
-
-    @collecting_later
-    def _shrink(self, check: bool) -> None:
-        from ..compaction.cut.surgery import cut as part_of
-        from ..compaction.cut.while_pruning import cut_down, outline  # compaction is built on scores, not the reverse
-
-        if self._outline is None:
-            self._outline = outline(self._model, self.network.example)
-        masks = {name: self._kept(name) for name in self.magnitudes}
-        cut = cut_down(self._outline, masks, self._enough(), check)
-        kept = {name: cut.kept[name] for name in masks if name in cut.kept}
-        if not kept:
+    def _continue_in(self, cut: CutNetwork | None, before: float) -> None:
+        """Go on in a smaller network, if its flow is that of the present one."""
+        if cut is None:
+            self._cut.held = self.count * self.thresholds.cut_gain / self.thresholds.cut_when_left
             return
-        # What is needed of masks and whole tensors is taken first, so that they are not held besides what follows.
-        origin = {name: self.origin.get(name) or Origin.of(self.magnitudes[name]) for name in kept}
-        leaving = {name: origin[name].at(outside(masks.pop(name), indices)) for name, indices in kept.items()}
-        del masks
-        again = self._repeating  # else gradients would only take memory
-        known = (self.small, self.magnitudes, self._replay)
-        before = self._replay.log2() if self._replay is not None else self._measured(False, gradients=False).log2
-        model, chosen = cut.apply(self._model, self.magnitudes), set(self.magnitudes)
-        self.small = open_network(
-            model, self.network.example, select=lambda name, _: name in chosen,
-            seed=self.network.seed, score_name=self.network.score_name, own=True,
-        )  # fmt: skip
-        self.magnitudes = {name: part_of(tensor, kept.get(name, {})) for name, tensor in self.magnitudes.items()}
-        self._replay = None
+        known = (self._cut, self.magnitudes, self.kept_zeros, self._replay, self._places, self._last)
+        self._cut, self._replay, self._places, self._last = cut, None, {}, None
+        self.magnitudes = cut.cut_tensors(known[1])
+        self.kept_zeros = cut.cut_tensors(known[2])
         try:
-            after = self._measured(again, gradients=again)
-            if not math.isclose(before, after.log2, abs_tol=SAME * 1.5):
-                raise SynflowError(f"its flow changes from 2^{before} to 2^{after.log2}")
-        except Exception:
-            self.small, self.magnitudes, self._replay = known
+            flow, gradients = self._measured()
+            if not math.isclose(before, flow.log2, abs_tol=2 * SAME):
+                raise CannotServeError(f"the flow changes from 2^{before} to 2^{flow.log2}")
+        except BaseException:
+            self._cut, self.magnitudes, self.kept_zeros, self._replay, self._places, self._last = known
             raise
-        log.debug("goes on with %d of %d weights held", self.small.size, self.network.size)
-        for name, indices in kept.items():
-            self._leave(name, leaving[name])
-            self.origin[name] = origin[name].cut(indices)
-            if name in self.masks:
-                self.masks[name] = part_of(self.masks[name], indices)
-        self._model, self._fresh = model, after if again else None
-        self._places, self._outline = {}, None
-
-    def _leave(self, name: str, positions: Tensor) -> None:
-        """Note the kept weights of a tensor that are not in the cut network, by where they lie in the whole one."""
-        if not len(positions):
-            return
-        before = self._outside.get(name)
-        self._outside[name] = positions if before is None else torch.cat([before, positions])
-        self._idle += len(positions)
-
-    def _stop(self, reason: str) -> None:
-        log.debug("%s is not cut down while it is pruned: %s", type(self.network.model).__name__, reason)
-        self._shrinking = False
+        self._last = self._scores(flow, gradients)
 
 
-def _alive(mask: Tensor) -> int:
-    """The size of a tensor without its empty rows and columns."""
-    if mask.dim() < 2 or not mask.numel():
-        return mask.numel()
-    rows = mask.flatten(1)
-    if mask.device.type == "cpu":  # NumPy is several times as fast
-        array = rows.numpy()
-        down, across = array.any(axis=1), torch.from_numpy(array.any(axis=0))
-        number = int(np.count_nonzero(down))
-    else:
-        number, across = int(rows.any(1).sum()), rows.any(0)
-    kernel = mask.shape[2:].numel()
-    return number * kernel * int(across.view(mask.shape[1], -1).any(1).sum())
+def _same_flow(one: Measurement, other: Measurement) -> bool:
+    return one.log2 == other.log2 or math.isclose(one.log2, other.log2, abs_tol=2 * SAME)

@@ -8,16 +8,21 @@ join kinds; whatever else comes unfolds the flow again. Gradients of a kind are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..flow.tensor import Flow, Spread, as_flow, mapped
+from ..flow.dispatch import ABOUT, ALIASES, RULES, has_user_rule, read_attribute
+from ..flow.passes import ByRule
+from ..flow.tensor import Flow, as_flow, flows, mapped
 from ..support import windows
 from .gather_pixels import picked
+
+# For each row and each column of an image its kind: lines of a kind hold the same values.
+Spread = tuple[Tensor, Tensor]
 
 # What a folded operation is called with, and how its result is spread.
 Folded = tuple[tuple[Any, ...], dict[str, Any], Spread]
@@ -42,7 +47,8 @@ def input_of_ones(shape: Sequence[int], dtype: torch.dtype, device: torch.device
 def unfolded(flow: Flow) -> Flow:
     """The same flow at every position."""
     assert flow.spread is not None
-    data = _picked(flow.as_subclass(Tensor), *flow.spread, {})
+    rows, columns = flow.spread
+    data = _picked(flow.as_subclass(Tensor), rows, columns, {})
     return as_flow(data, flow.exponent, flow.degrees)
 
 
@@ -56,6 +62,41 @@ def outline(flow: Flow) -> Tensor:
     assert flow.spread is not None
     shape = (*flow.shape[:2], *(len(kinds) for kinds in flow.spread))
     return torch.zeros((), dtype=flow.dtype, device=flow.device).expand(shape)
+
+
+def operation(
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rule: ByRule,
+    memory: dict[Any, Any],
+) -> Any:
+    """An operation on flows of which some are folded; NotImplemented where none is."""
+    if not any(flow.spread is not None for flow in flows((args, kwargs))):
+        return NotImplemented
+    if name in ABOUT or name == "__get__":
+        answer = function(*mapped(_outline_of, args), **mapped(_outline_of, kwargs))
+        if not isinstance(answer, Tensor) or name in ABOUT:
+            return answer
+        return read_attribute(function, all_unfolded(args), kwargs)
+    name = ALIASES.get(name, name)
+    # An in-place sum gets another shape here; the flow of the whole network is compared once with the plain pass.
+    base = name[:-1] if name in ("add_", "mul_") else name
+    stem = base.removesuffix("_")
+    if getattr(RULES.get(stem), "keeps_positions", False) and not has_user_rule(stem):
+        return rule(name, function, args, kwargs)
+    how = None if has_user_rule(base) else folded(base, args, kwargs, memory)
+    if how is None:
+        return rule(name, function, *all_unfolded((args, kwargs)))
+    result = rule(base, getattr(torch, base, function) if base != name else function, how[0], how[1])
+    if isinstance(result, Flow):
+        result.spread = how[2]
+    return result
+
+
+def _outline_of(leaf: Any) -> Any:
+    return outline(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf
 
 
 def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:

@@ -18,25 +18,25 @@ Kept = Mapping[int, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Origin:
+class IndexMap:
     """For each dimension of a cut tensor the indices in the whole one, of `shape`; a line per row where rows differ."""
 
     shape: torch.Size
     lines: tuple[Tensor, ...]
 
     @staticmethod
-    def of(tensor: Tensor) -> Origin:
+    def of(tensor: Tensor) -> IndexMap:
         """Of a tensor that is still whole.
 
-        >>> Origin.of(torch.ones(2, 3)).cut({0: [1], 1: [0, 2]}).flat()
+        >>> IndexMap.of(torch.ones(2, 3)).cut({0: [1], 1: [0, 2]}).flat()
         tensor([[3, 5]], dtype=torch.int32)
         """
         kind = torch.int32 if four_bytes_do(tensor) else torch.int64
-        return Origin(
+        return IndexMap(
             tensor.shape, tuple(torch.arange(size, dtype=kind, device=tensor.device) for size in tensor.shape)
         )
 
-    def cut(self, kept: Kept) -> Origin:
+    def cut(self, kept: Kept) -> IndexMap:
         """After another cut."""
         lines = list(self.lines)
         for dim, indices in sorted(kept.items()):
@@ -49,7 +49,7 @@ class Origin:
                 lines[dim] = lines[dim].index_select(-1, chosen)
             if dim == 0:
                 lines[1:] = [line.index_select(0, chosen) if line.dim() == 2 else line for line in lines[1:]]
-        return Origin(self.shape, tuple(lines))
+        return IndexMap(self.shape, tuple(lines))
 
     def flat(self) -> Tensor:
         """Flat positions in the whole tensor, in the shape of the cut one."""
@@ -65,7 +65,7 @@ class Origin:
     def at(self, positions: Tensor) -> Tensor:
         """Where flat positions in the cut tensor lie in the whole one.
 
-        >>> Origin.of(torch.ones(2, 3)).cut({0: [1], 1: [0, 2]}).at(torch.tensor([1]))
+        >>> IndexMap.of(torch.ones(2, 3)).cut({0: [1], 1: [0, 2]}).at(torch.tensor([1]))
         tensor([5])
         """
         if all(line.dim() == 1 and len(line) == size for line, size in zip(self.lines, self.shape, strict=True)):

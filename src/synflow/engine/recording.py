@@ -1,11 +1,9 @@
-"""Writing a measurement down: the tensor operations, forward and backward, that depend on the weights."""
+"""Recording a measurement: the tensor operations, forward and backward, that depend on the weights."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,40 +14,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..flow.measure import Measurement
 from ..flow.tensor import READING
-from ..support.memory import collecting_later
 from .custom_ops import DIRECT
-from .replay import Call, Parts, Replay
+from .fallbacks import CannotServeError
+from .replay import Call, Gradients, Parts, Replay
 
-log = logging.getLogger("synflow")
-
-# With fewer multiplications, or fewer numbers moved, an operation runs on one thread.
-PRODUCTS = 1 << 23
-NUMBERS = 1 << 18
 # In place of a slot: a view of the weights' own memory, which is read where it lies.
 LIVE = -1
+# Operations that change the shape of a tensor in place, and the views that stand for them in a recording.
+VIEWS_FOR = {
+    "aten::squeeze_": "squeeze", "aten::unsqueeze_": "unsqueeze", "aten::t_": "t", "aten::transpose_": "transpose",
+    "aten::swapaxes_": "swapaxes", "aten::swapdims_": "swapdims",
+}  # fmt: skip
 
 
-class _NotRepeatableError(Exception):
-    """Why operations cannot be repeated with other values."""
-
-
-@collecting_later
-def recorded(measure: Callable[[], Measurement], magnitudes: Mapping[str, Tensor]) -> tuple[Measurement, Replay | None]:
-    """A lazy measurement of these magnitudes, and how to repeat it (None where that cannot be done)."""
+def recorded(
+    measure: Callable[[], tuple[Measurement, Gradients]], magnitudes: Mapping[str, Tensor]
+) -> tuple[Measurement, Gradients, Replay | CannotServeError]:
+    """A measurement of these magnitudes with its gradients, and how to repeat it, or why that cannot be done."""
     recorder = _Recorder(magnitudes)
     READING.checks = []
     try:
         with recorder:
-            flow = measure()
+            flow, gradients = measure()
         checks = READING.checks
     finally:
         READING.checks = None
     try:
-        replay = recorder.finished(flow, checks)
-    except _NotRepeatableError as reason:
-        log.debug("measurements are not repeated from a recording: %s", reason)
-        replay = None
-    return flow, replay
+        return flow, gradients, recorder.finished(flow, gradients, checks)
+    except CannotServeError as reason:
+        return flow, gradients, reason
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,7 @@ class _Facts:
     decides: bool
     random: bool
     views: bool
+    reshapes: bool
     writes: list[tuple[int, str]]
 
     @staticmethod
@@ -72,6 +66,7 @@ class _Facts:
             decides=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
             random=torch.Tag.nondeterministic_seeded in tags,
             views=func.is_view,
+            reshapes=torch.Tag.inplace_view in tags,
             writes=[
                 (index, argument.name)
                 for index, argument in enumerate(schema.arguments)
@@ -107,17 +102,27 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        given = list(_tensors((*args, *kwargs.values())))
+        # Looked up before the operation runs: some change the shape of a tensor in place.
+        known = {id(tensor): self.slots.get(_key(tensor)) for tensor in given}
+        strangers = [tensor for tensor in given if known[id(tensor)] is None and self._is_flowing(tensor)]
         result = func(*args, **kwargs)
         if not self.problem:
             try:
-                self._note(func, args, kwargs, result)
-            except _NotRepeatableError as reason:
+                if strangers:
+                    raise CannotServeError(f"{func} reads a flow by a view that no recorded operation made")
+                self._note(func, args, kwargs, known, result)
+            except CannotServeError as reason:
                 self.problem, self.calls = str(reason), []
         return result
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = list(_tensors((*args, *kwargs.values())))
-        known = {id(tensor): self.slots.get(_key(tensor)) for tensor in given}
+    def _is_flowing(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory that depends on the weights."""
+        return tensor.untyped_storage()._cdata in self.storages
+
+    def _note(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[int, int | None], result: Any
+    ) -> None:
         depends = {slot for slot in known.values() if slot is not None}
         if not depends:
             return
@@ -129,21 +134,32 @@ class _Recorder(TorchDispatchMode):
             return
         by_place = facts.name == "aten::index" and all(known[id(tensor)] is None for tensor in _tensors(args[1]))
         if facts.decides and not by_place:
-            raise _NotRepeatableError(f"{facts.name} decides by the values of the flow")
+            raise CannotServeError(f"{facts.name} decides by the values of the flow")
         if facts.random:
-            raise _NotRepeatableError(f"{facts.name} draws random numbers")
+            raise CannotServeError(f"{facts.name} draws random numbers")
+        if facts.reshapes:
+            self._note_reshape(facts, args, kwargs, known, result)
+            return
         written = [args[index] if index < len(args) else kwargs.get(name) for index, name in facts.writes]
         if any(known[id(tensor)] in (None, LIVE) for tensor in _tensors(written)):
-            raise _NotRepeatableError(f"{facts.name} writes into a constant")
+            raise CannotServeError(f"{facts.name} writes into a constant")
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
-            raise _NotRepeatableError(f"{facts.name} returns more than tensors")
-        call = Call(
-            DIRECT.get(func, func), bool(written), isinstance(result, Tensor), _is_heavy(facts.name, given, outputs),
-            _products(facts.name, given, outputs),
-        )  # fmt: skip
+            raise CannotServeError(f"{facts.name} returns more than tensors")
+        call = Call(DIRECT.get(func, func), bool(written), isinstance(result, Tensor))
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
+        self.calls.append(call)
+
+    def _note_reshape(
+        self, facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[int, int | None], result: Tensor
+    ) -> None:
+        """Record a view in place of an operation that changes a shape in place: other views keep theirs."""
+        if facts.name not in VIEWS_FOR or known[id(args[0])] == LIVE:
+            raise CannotServeError(f"{facts.name} changes a shape in place")
+        call = Call(getattr(torch.Tensor, VIEWS_FOR[facts.name]), writes=False, single=True)
+        call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
+        call.outputs = [self._slot(result)]
         self.calls.append(call)
 
     def _slot(self, tensor: Tensor) -> int:
@@ -158,63 +174,35 @@ class _Recorder(TorchDispatchMode):
         if storage._cdata not in self.storages:
             self.storages[storage._cdata] = StorageWeakRef(storage)
 
-    def finished(self, flow: Measurement, checks: list[Tensor]) -> Replay:
-        """All that the flow and its sensitivities need."""
+    def finished(self, flow: Measurement, gradients: Gradients, checks: list[Tensor]) -> Replay:
+        """All that the flow and its gradients need."""
         if not flow.value > 0 or flow.total is None:
-            raise _NotRepeatableError("there is no flow")
+            raise CannotServeError("there is no flow")
         if self.problem:
-            raise _NotRepeatableError(self.problem)
+            raise CannotServeError(self.problem)
         results: list[int | Tensor] = []
 
         def result(tensor: Tensor) -> int:
             slot = self.slots.get(_key(tensor), LIVE)
+            if _key(tensor) not in self.slots and self._is_flowing(tensor):
+                raise CannotServeError("a result is a view that no recorded operation made")
             results.append(tensor.detach() if slot == LIVE else slot)
             return len(results) - 1
 
         result(flow.total)
         parts = {
             name: Parts(
-                sensitivity.shape, None if sensitivity.dense is None else result(sensitivity.dense),
-                [(result(use.left), result(use.right), use.windows) for use in sensitivity.uses],
+                gradient.shape, None if gradient.dense is None else result(gradient.dense),
+                [(result(use.left), result(use.right), use.windows) for use in gradient.uses],
+                None if gradient.flow is None else result(gradient.flow),
             )
-            for name, sensitivity in flow.sensitivities.items()
+            for name, gradient in gradients.items()
         }  # fmt: skip
         flags = [result(check) for check in checks]
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
-        first = dataclasses.replace(flow, sensitivities={}, total=None)
         made = {slot: index for index, call in enumerate(calls) for slot in call.outputs if slot is not None}
-        forward = _last(made, results, [0])
-        for name, part in parts.items():
-            places = [place for use in part.uses for place in use[:2]]
-            places += [] if part.dense is None else [part.dense]
-            # Whatever is there before the flow is known is told of with it.
-            calls[max(_last(made, results, places), forward)].completes.append(name)
-        return Replay(first, calls, self.count, results, parts, flags, forward)
-
-
-def _last(made: Mapping[int, int], results: Sequence[Any], places: Iterable[int]) -> int:
-    """The call after which some of the results are there."""
-    slots = [results[place] for place in places]
-    return max((made[slot] for slot in slots if isinstance(slot, int)), default=0)
-
-
-def _products(name: str, given: list[Tensor], made: list[Tensor | None]) -> int:
-    """How many numbers an operation multiplies, if that is what it is for."""
-    if name in ("aten::mm", "aten::bmm"):
-        return given[0].numel() * given[1].shape[-1]
-    if name == "aten::convolution" and made[0] is not None:
-        return made[0].numel() * given[1][0].numel()
-    if name == "aten::convolution_backward":
-        return 2 * given[0].numel() * given[2][0].numel()
-    return 0
-
-
-def _is_heavy(name: str, given: list[Tensor], made: list[Tensor | None]) -> bool:
-    """Whether several threads are worth it, by how many numbers are multiplied or moved."""
-    products = _products(name, given, made)
-    if products or name.startswith("synflow::"):
-        return products >= PRODUCTS
-    return sum(tensor.numel() for tensor in (*given, *made) if tensor is not None) >= NUMBERS
+        forward = made[results[0]] if isinstance(results[0], int) else 0
+        return Replay(replace(flow, total=None), calls, self.count, results, parts, flags, forward)
 
 
 def _filled(call: Call, tree: Any, known: Mapping[int, int | None]) -> Any:

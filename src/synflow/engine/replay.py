@@ -1,8 +1,8 @@
-"""A measurement that was written down (recording.py), repeated without Python's and autograd's part in it.
+"""A recorded measurement, repeated without the Python of the model, the rules and autograd.
 
-From step to step only the values of the weights change: running the same operations again gives the flow and the
-sensitivities of what is left. The powers of two by which flows were rescaled stay as they were recorded: they round
-nothing, and a flow that drifts too far is recorded anew.
+From step to step only the values of the weights change, so the same tensor operations give the flow and the gradients
+of what is left. The powers of two by which flows were rescaled stay as recorded: they round nothing, and a flow that
+drifts too far is recorded anew.
 """
 
 from __future__ import annotations
@@ -18,44 +18,43 @@ from torch import Tensor
 
 from ..flow.measure import Measurement
 from ..support.torch_modes import plain_tensors
-from .factored_gradient import Sensitivity, Use
+from .factored_gradient import FactoredGradient, Use
 
 # A flow this many powers of two from the recorded one is recorded anew: numbers would come near the edge of their type.
 DRIFT = 40
+# A replay and a measurement run the same operations on the same values: they may differ by rounding, not by more.
+SAME = 1e-5
 
-Tell = Callable[[str, Sensitivity], None]
-Begin = Callable[[float], Tell | None]
+Gradients = dict[str, FactoredGradient]
 
 
 @dataclass
 class Call:
-    """An operation: its arguments, where in them values of slots go, what slots it fills, and which it empties."""
+    """An operation: its arguments, where in them the values of slots go, which slots it fills and which it frees."""
 
     function: Callable[..., Any]
     writes: bool
     single: bool
-    heavy: bool
-    products: int
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     puts: list[tuple[Any, Any, int]] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
     frees: list[int] = field(default_factory=list)
-    completes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A sensitivity, by where its parts are among the results."""
+    """A factored gradient, by where its parts are among the results."""
 
     shape: torch.Size
     dense: int | None
     uses: list[tuple[int, int, Any]]
+    flow: int | None
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded measurement (`first`, without its sensitivities); `run` repeats it on the weights as they are now."""
+    """A recorded measurement (`first`); `run` repeats it on the weights as they are now."""
 
     first: Measurement
     _calls: list[Call]
@@ -65,52 +64,46 @@ class Replay:
     _flags: list[int]
     _forward: int
 
-    def run(self, begin: Begin | None = None) -> Measurement | None:
-        """The flow and the sensitivities now; None where the recording no longer serves.
-
-        `begin` is called with the flow, as soon as it is known; what it returns is told of each sensitivity that is
-        there. Whatever it starts has one of torch's threads to itself from then on.
-        """
-        found = self._repeated(self._calls, begin)
+    def run(self) -> tuple[Measurement, Gradients] | None:
+        """The flow and the gradients now; None where the recording no longer serves."""
+        found = self._repeated(self._calls)
         value = float(found[0])
         if not all(bool(found[flag]) for flag in self._flags) or not self._serves(value):
             return None
-        sensitivities = {name: self._sensitivity(name, found) for name in self._parts}
-        return dataclasses.replace(self.first, value=value, sensitivities=sensitivities, repeated=True)
-
-    @property
-    def products(self) -> int:
-        """How many numbers are multiplied."""
-        return sum(call.products for call in self._calls)
+        return dataclasses.replace(self.first, value=value), {name: self._gradient(name, found) for name in self._parts}
 
     def log2(self) -> float:
-        """log2 of the flow now; sensitivities are not made."""
+        """log2 of the flow now; gradients are not made."""
         value = float(self._repeated(self._calls[: self._forward + 1])[0])
         return dataclasses.replace(self.first, value=value).log2
+
+    def agrees_with(self, flow: Measurement, gradients: Gradients) -> bool:
+        """Whether repeating gives what a measurement of the same weights gave: the proof of a recording."""
+        again = self.run()
+        if again is None:
+            return True  # it says itself that it no longer serves
+        if not math.isclose(again[0].log2, flow.log2, abs_tol=2 * SAME):
+            return False
+        shift = again[0].exponent - flow.exponent
+        return all(_same(again[1][name], gradient, shift) for name, gradient in gradients.items())
 
     def _serves(self, value: float) -> bool:
         return math.isfinite(value) and value > 0 and abs(math.log2(value / self.first.value)) <= DRIFT
 
-    def _sensitivity(self, name: str, found: Sequence[Any]) -> Sensitivity:
+    def _gradient(self, name: str, found: Sequence[Any]) -> FactoredGradient:
         parts = self._parts[name]
         dense = None if parts.dense is None else found[parts.dense]
         uses = [Use(found[left], found[right], windows) for left, right, windows in parts.uses]
-        return Sensitivity(parts.shape, dense, uses)
+        return FactoredGradient(parts.shape, dense, uses, flow=None if parts.flow is None else found[parts.flow])
 
     @plain_tensors
-    def _repeated(self, calls: list[Call], begin: Begin | None = None) -> list[Any]:
+    def _repeated(self, calls: list[Call]) -> list[Any]:
         """What is in the places of the results after some calls."""
         values: list[Any] = [None] * self._slots
-        tell: Tell | None = None
-
-        def results() -> list[Any]:
-            return [values[slot] if isinstance(slot, int) else slot for slot in self._results]
-
-        with torch.no_grad(), _Threads() as threads:
-            for index, call in enumerate(calls):
+        with torch.no_grad():
+            for call in calls:
                 for place, key, slot in call.puts:
                     place[key] = values[slot]
-                threads.use(call.heavy and tell is None)
                 outcome = call.function(*call.args, **call.kwargs)
                 for output, value in zip(call.outputs, (outcome,) if call.single else outcome, strict=True):
                     if output is not None:
@@ -119,30 +112,20 @@ class Replay:
                     place[key] = None
                 for slot in call.frees:
                     values[slot] = None
-                if begin is not None and index == self._forward:
-                    flow = float(results()[0])
-                    tell = begin(flow) if self._serves(flow) else None
-                if tell is not None and call.completes:
-                    found = results()
-                    for name in call.completes:
-                        tell(name, self._sensitivity(name, found))
-        return results()
+        return [values[slot] if isinstance(slot, int) else slot for slot in self._results]
 
 
-class _Threads:
-    """All of torch's threads for heavy operations, one for light ones: to wait for others costs more than they help."""
+def _same(one: FactoredGradient, other: FactoredGradient, shift: int) -> bool:
+    """Whether two gradients of the same weights are equal up to rounding and a power of two, by sums over their parts.
 
-    def __enter__(self) -> _Threads:
-        self.most = self.now = torch.get_num_threads()
-        return self
+    Flows may have been rescaled on the way by other powers of two, so single factors are not compared.
+    """
+    first, second = _sums(one), _sums(other)
+    return len(first) == len(second) and all(
+        math.isclose(math.ldexp(a, shift), b, rel_tol=SAME, abs_tol=1e-300) for a, b in zip(first, second, strict=True)
+    )
 
-    def use(self, heavy: bool) -> None:
-        """Set the number of threads for the next operation."""
-        wanted = self.most if heavy else 1
-        if wanted != self.now:
-            torch.set_num_threads(wanted)
-            self.now = wanted
 
-    def __exit__(self, *_: object) -> None:
-        if self.now != self.most:
-            torch.set_num_threads(self.most)
+def _sums(gradient: FactoredGradient) -> list[float]:
+    products = [float(use.left.double().sum()) * float(use.right.double().sum()) for use in gradient.uses]
+    return products + [float(part.double().sum()) for part in (gradient.dense, gradient.flow) if part is not None]

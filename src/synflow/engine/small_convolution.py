@@ -28,25 +28,27 @@ WORTH = 0.8
 
 
 class Patches(torch.autograd.Function):
-    """The convolution; its weight gradient goes to a sensitivity."""
+    """The convolution; its weight gradient is kept as factors where these are smaller."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sensitivity: Any, how: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, factors: Any, how: Any) -> Tensor:
         """Multiply the weights with the patches; `how` is stride, padding, dilation, groups."""
         places = places_seen(tuple(x.shape[2:]), tuple(weight.shape[2:]), *map(tuple, how[:3])).to(x.device)
         cut = pick(x.flatten(2), places).view(len(x), weight.shape[1:].numel(), -1)
         seen = cut[0] if len(x) == 1 else cut.transpose(0, 1).flatten(1)
-        ctx.save_for_backward(seen, weight, places)
-        ctx.sensitivity, ctx.size = sensitivity, x.shape
-        sent = through(weight.to(x.dtype).flatten(1), seen, sensitivity.bounded)
+        sent = through(weight.to(x.dtype).flatten(1), seen, factors.bounded)
         shape = (len(x), len(weight), *sizes(x.shape, weight.shape, how))
-        return sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
+        sent = sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
+        ctx.save_for_backward(seen, weight, places, sent)
+        ctx.factors, ctx.size = factors, x.shape
+        return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         """The gradient of the input; that of the weight is left as factors where they are smaller."""
-        seen, weight, places = ctx.saved_tensors
+        seen, weight, places, sent = ctx.saved_tensors
         gradient, right = gradients[0].detach(), seen.detach()
+        ctx.factors.add_flow((gradient * sent.detach()).sum())
         lines = _lines(gradient) if weight.numel() >= LARGE else None
         kinds = None
         if lines is not None:
@@ -58,15 +60,15 @@ class Patches(torch.autograd.Function):
         left = gradient.reshape(len(weight), -1) if single else gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
         if ctx.needs_input_grad[0]:
-            parts = back(weight.to(left.dtype).flatten(1), left, ctx.sensitivity.bounded)
+            parts = back(weight.to(left.dtype).flatten(1), left, ctx.factors.bounded)
             parts = parts if kinds is None else parts @ kinds
             if not single:
                 parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
             into = add_back(parts.reshape(*ctx.size[:2], -1), places, ctx.size[2:].numel()).view(ctx.size)
-        if ctx.sensitivity.is_thin(right.shape[1]):
-            ctx.sensitivity.uses.append(Use(left, right.t()))
+        if ctx.factors.is_thin(right.shape[1]):
+            ctx.factors.uses.append(Use(left, right.t()))
         else:
-            ctx.sensitivity.add_dense((left @ right.t()).view(weight.shape))
+            ctx.factors.add_dense((left @ right.t()).view(weight.shape))
         return into, None, None, None
 
 

@@ -1,7 +1,7 @@
 """The table of positive stand-ins: how flow passes each operation, whoever calls it.
 
-A mode sees every torch operation of a forward pass. Operations that touch no flow run as they are (positions, masks,
-constants); the others are looked up by name in `RULES`.
+A mode sees every torch operation of a forward pass. An operation that touches no flow runs as it is (positions, masks,
+constants); the others are looked up by name in `RULES`. `synflow.flow.passes` says what a pass is asked and finds.
 """
 
 from __future__ import annotations
@@ -9,63 +9,22 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ..engine import fold_positions as folding
-from ..engine.factored_gradient import Sensitivity
-from ..engine.factored_layers import widened
 from ..errors import SynflowError
 from ..support.torch_modes import SafeMode
-from .tensor import Degrees, Flow, as_flow, flows, mapped, scaled
+from .passes import FlowPass, PassFindings, PassOptions
+from .tensor import Flow, as_flow, flows, scaled
 
 Rule: TypeAlias = Callable[..., Any]
 
 
 class NoRuleError(SynflowError):
     """The model uses an operation for which no stand-in is known."""
-
-
-@dataclass
-class Arithmetic:
-    """How a pass computes: on real magnitudes, or just on whether there is a path.
-
-    `shifts` counts vectors that are added on the way (biases, norm shifts); `sources` counts other constants that enter
-    (class tokens, position tables). Without both, only terms that start at inputs alone remain. Where `inputs` is a
-    list, the inputs are collected there and followed back. With `shared`, the two sides of a gate or of attention share
-    the flow between them, so that weights before many gates do not count 2, 4, 8, ... times. `divide` applies
-    divisors; a pass that counts weights per term leaves them out. `saturate` computes in the booleans: one where there
-    is flow, zero where there is none.
-
-    What a pass finds out: `had_shifts`, whether shifts counted; `bent`, whether a maximum or a divisor came after one,
-    so that scores may be smaller than without shifts; `loose`, whether flow came from a source or a stand-in held part
-    of it fixed (a gate that reads the state), so that the union bound needs a second look; `unit_flows`, what leaves
-    the units of the layers in `watched` (by the id of their weight), except for `untapped` weights that were also used
-    otherwise; `captured`, where weight gradients go that are left as factors (by the id of their weight); `notes` for
-    the certificate. `constants` are what rules make of parameters that no pass changes. With `folding`, positions of an
-    image that see the same are computed once.
-    """
-
-    shifts: bool = True
-    sources: bool = True
-    divide: bool = True
-    saturate: bool = False
-    had_shifts: bool = False
-    bent: bool = False
-    loose: bool = False
-    notes: dict[str, None] = field(default_factory=dict)
-    inputs: list[Tensor] | None = None
-    watched: dict[int, str] | None = None
-    unit_flows: dict[str, Tensor] = field(default_factory=dict)
-    untapped: set[str] = field(default_factory=set)
-    captured: dict[int, Sensitivity] | None = None
-    shared: bool = False
-    constants: dict[Any, Any] = field(default_factory=dict)
-    folding: bool = False
 
 
 class _Active(threading.local):
@@ -92,9 +51,8 @@ WEIGHTED = frozenset(
     linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     """.split()
 )
-# Rules that can leave a weight gradient as factors.
-CAPTURING = WEIGHTED | {"matmul", "mm"}
-HALF = (torch.float16, torch.bfloat16)
+# Rules that offer their weight to the hooks of a pass before they read it.
+LAYERS = WEIGHTED | {"matmul", "mm"}
 ALIASES = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "concat": "cat",
     "concatenate": "cat", "clip": "clamp", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
@@ -121,6 +79,11 @@ def register_rule(operation: str | Callable[..., Any], rule: Rule) -> None:
     _USER_RULES[ALIASES.get(name, name)] = composite(rule)
 
 
+def has_user_rule(name: str) -> bool:
+    """Whether a user's rule goes before the built-in one."""
+    return name in _USER_RULES
+
+
 def composite(rule: Rule) -> Rule:
     """A rule written in torch operations on flows, which are themselves looked up in the table."""
 
@@ -139,37 +102,28 @@ def active_mode() -> LinearizationMode:
     return _ACTIVE.mode
 
 
-def arithmetic() -> Arithmetic:
+def options() -> PassOptions:
     """How the pass under way computes."""
-    return active_mode().arithmetic
+    return active_mode().flow_pass.options
 
 
-def note_bend() -> None:
-    """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
-    pass_ = arithmetic()
-    pass_.bent = pass_.bent or pass_.had_shifts
+def findings() -> PassFindings:
+    """What the pass under way has found so far."""
+    return active_mode().flow_pass.found
 
 
-def as_input(data: Tensor, degrees: Degrees | None = None) -> Flow:
-    """A tensor that starts a flow; where the pass follows inputs back, it is collected."""
-    inputs = arithmetic().inputs if _ACTIVE.mode is not None else None
-    return as_flow(data, 0, degrees) if inputs is None else collected(data, inputs)
-
-
-def collected(data: Tensor, inputs: list[Tensor]) -> Flow:
-    """An input whose gradient will tell whether it reaches an output."""
-    leaf = as_flow(data.requires_grad_())
-    inputs.append(leaf)
-    return leaf
+def as_input(data: Tensor) -> Flow:
+    """A tensor that starts a flow, as an input does; outside of a pass too."""
+    return as_flow(data) if _ACTIVE.mode is None else _ACTIVE.mode.flow_pass.started(data)
 
 
 class LinearizationMode(SafeMode):
     """Within it, operations on flows are replaced by their stand-ins."""
 
-    def __init__(self, arithmetic: Arithmetic, modules: Mapping[nn.Module, str], gradients: bool = True) -> None:
+    def __init__(self, flow_pass: FlowPass, modules: Mapping[nn.Module, str], gradients: bool = True) -> None:
         super().__init__()
         self.gradients = gradients
-        self.arithmetic = arithmetic
+        self.flow_pass = flow_pass
         self.modules = modules
         self._outer: list[LinearizationMode | None] = []
 
@@ -192,42 +146,24 @@ class LinearizationMode(SafeMode):
         if not self.entered:
             # An interrupt inside torch's bookkeeping can bring a mode back after it was left; then it does nothing.
             return func(*args, **kwargs)
-        if self.arithmetic.watched is not None:
+        if self.flow_pass.watched is not None:
             self._note_uses(func, args, kwargs)
-        name = getattr(func, "__name__", "")
-        found = flows((args, kwargs))
-        if name in SOURCES and not found:
+        name, hooks = getattr(func, "__name__", ""), self.flow_pass.hooks
+        flowing = flows((args, kwargs))
+        if name in SOURCES and not flowing:
             return SOURCES[name](func, *args, **kwargs)
-        if self.arithmetic.folding and any(flow.spread is not None for flow in found):
-            return self._folded(name, func, args, kwargs)
+        if hooks is not None and flowing:
+            result = hooks.operation(name, func, args, kwargs, self.by_rule)
+            if result is not NotImplemented:
+                return result
         if name == "__get__":
-            return _attribute(func, args, kwargs)
-        if name in ABOUT or not found:
+            return read_attribute(func, args, kwargs)
+        if name in ABOUT or not flowing:
             return func(*args, **kwargs)
-        return self._by_rule(ALIASES.get(name, name), func, args, kwargs)
+        return self.by_rule(ALIASES.get(name, name), func, args, kwargs)
 
-    def _folded(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on flows that are held once per kind of position; those that cannot be so are unfolded."""
-        if name in ABOUT or name == "__get__":
-            answer = func(*mapped(_outline, args), **mapped(_outline, kwargs))
-            if not isinstance(answer, Tensor) or name in ABOUT:
-                return answer
-            return _attribute(func, folding.all_unfolded(args), kwargs)
-        name = ALIASES.get(name, name)
-        # What is written in place has another shape now; the flow of the whole network tells whether that mattered.
-        base = name[:-1] if name in ("add_", "mul_") else name
-        rule = RULES.get(base.removesuffix("_"))
-        if getattr(rule, "keeps_positions", False) and base.removesuffix("_") not in _USER_RULES:
-            return self._by_rule(name, func, args, kwargs)
-        how = None if base in _USER_RULES else folding.folded(base, args, kwargs, self.arithmetic.constants)
-        if how is None:
-            return self._by_rule(name, func, *folding.all_unfolded((args, kwargs)))
-        result = self._by_rule(base, getattr(torch, base, func) if base != name else func, how[0], how[1])
-        if isinstance(result, Flow):
-            result.spread = how[2]
-        return result
-
-    def _by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation by its row in the table."""
         rule = _USER_RULES.get(name) or RULES.get(name)
         # Flow passes a frozen part of a model too: what `no_grad` there hides from training is still a path.
         before = torch.is_grad_enabled()
@@ -235,9 +171,9 @@ class LinearizationMode(SafeMode):
             torch._C._set_grad_enabled(self.gradients)
             if rule is not None:
                 if name in _USER_RULES:
-                    note_bend()
-                if self.arithmetic.captured and name not in CAPTURING and not hasattr(rule, "composite"):
-                    args, kwargs = self.widened(args, kwargs)
+                    self.flow_pass.found.note_bend()
+                if name not in LAYERS and not hasattr(rule, "composite"):
+                    args, kwargs = self.readable(args, kwargs)
                 return self._apply(rule, name, func, args, kwargs)
             if name.endswith("_") and not name.endswith("__"):
                 return self._in_place(name, args, kwargs)
@@ -245,24 +181,17 @@ class LinearizationMode(SafeMode):
             torch._C._set_grad_enabled(before)
         raise NoRuleError(self._no_rule(name, func))
 
-    def widened(self, args: Any, kwargs: Any) -> Any:
-        """Half-precision weights, which only layers read as they are, in the precision of the flow."""
-        captured = self.arithmetic.captured or {}
-
-        def wide(leaf: Any) -> Any:
-            if not isinstance(leaf, Flow) or leaf.dtype not in HALF or id(leaf) not in captured:
-                return leaf
-            data = widened(leaf, captured[id(leaf)], torch.float32)
-            return as_flow(data, leaf.exponent, leaf.degrees)
-
-        return mapped(wide, (args, kwargs))
+    def readable(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments in a form that every rule can read, whatever the hooks of the pass hold them in."""
+        hooks = self.flow_pass.hooks
+        return (args, kwargs) if hooks is None else hooks.arguments(args, kwargs)
 
     def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         name = getattr(func, "__name__", "")
         if name in ABOUT or name in WEIGHTED or (name == "__get__" and not isinstance(func(*args), Tensor)):
             return
-        watched = self.arithmetic.watched or {}
-        self.arithmetic.untapped.update(watched[id(f)] for f in flows((args, kwargs)) if id(f) in watched)
+        watched = self.flow_pass.watched or {}
+        self.flow_pass.found.untapped.update(watched[id(f)] for f in flows((args, kwargs)) if id(f) in watched)
 
     def _apply(self, rule: Rule, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -324,11 +253,7 @@ class LinearizationMode(SafeMode):
         )
 
 
-def _outline(leaf: Any) -> Any:
-    return folding.outline(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf
-
-
-def _attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A property such as `.shape` as it is; one that is a tensor (`.T`) is a flow again, and so is `.data`."""
     owner = args[0]
     if isinstance(owner, Flow) and getattr(func, "__self__", None) is Tensor.data:

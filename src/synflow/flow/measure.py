@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..engine import fold_positions as folding
-from ..engine.factored_gradient import Sensitivity
-from ..engine.select_lightest import not_finite
 from ..errors import SynflowError
 from ..network.private_copy import Network, isolated, restoring
 from ..support.chunked import keeps_all
 from ..support.torch_modes import plain_tensors
-from .dispatch import Arithmetic, LinearizationMode, collected
+from . import rules  # noqa: F401  (fills the table of rules)
+from .dispatch import LinearizationMode
+from .passes import DEFAULT, FlowPass, PassFindings, PassHooks, PassOptions
 from .tensor import Degrees, Flow, as_flow, common_exponent, either, number, scaled
 
 
@@ -29,8 +28,7 @@ from .tensor import Degrees, Flow, as_flow, common_exponent, either, number, sca
 class Measurement:
     """The flow R = value * 2**exponent, and for each weight its score in units of 2**exponent.
 
-    A lazy measurement has `sensitivities` in place of scores, and `total`, the value as a tensor; it may be `repeated`
-    from a recording.
+    `total` is the value as a tensor. A measurement with hooks has no scores: the hooks took the gradients.
     """
 
     value: float
@@ -43,9 +41,7 @@ class Measurement:
     loose: bool = False
     bent: bool = False
     input_reached: bool = True
-    sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     total: Tensor | None = None
-    repeated: bool = False
 
     @property
     def log2(self) -> float:
@@ -60,66 +56,67 @@ def measure(
     masks: Mapping[str, Tensor] | None = None,
     *,
     power: int = 1,
-    shifts: bool = True,
+    options: PassOptions = DEFAULT,
     gradients: bool = True,
     magnitudes: Mapping[str, Tensor] | None = None,
     leaf_exponent: int = 0,
-    arithmetic: Arithmetic | None = None,
-    trace: bool = False,
-    lazy: bool = False,
-    bounded: bool = False,
-    fold: bool = False,
+    hooks: PassHooks | None = None,
 ) -> Measurement:
     """Send ones (or the example's tokens) through the network of absolute masked weights, and score each weight.
 
-    The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `shifts=False`
-    leaves out biases; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `trace`
-    adds how often terms meet each tensor (`degrees`) and the flow that leaves each unit of a layer (`unit_flows`).
-    `lazy` leaves the scores as factors, to be multiplied out a block at a time, or with `bounded` only where their
-    bounds are low; `fold` computes positions of images that see the same only once.
+    The score is synaptic saliency of the flow, S = |w| dR/d|w|. `power=2` uses squared weights; `options` say how the
+    pass computes; `magnitudes * 2**leaf_exponent` stands in for the absolute masked weights; `hooks` let an engine
+    step in. With `options.trace` the result has `degrees` and `unit_flows`.
     """
-    how = arithmetic or Arithmetic(shifts=shifts)
-    how.constants = network.constants
-    how.folding = fold and not trace and how.inputs is None
     notes: dict[str, None] = {}
     if magnitudes is None:
         magnitudes = absolute(network, masks, power, notes)
-    leaves = {}
-    for index, (name, magnitude) in enumerate(magnitudes.items()):
-        tracked = _once(len(magnitudes), index) if trace else None
-        leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), leaf_exponent, tracked)
-    sensitivities = {name: Sensitivity(leaf.shape, bounded=bounded) for name, leaf in leaves.items()}
-    if lazy:
-        how.captured = {id(leaf): sensitivities[name] for name, leaf in leaves.items()}
-    follow = gradients or how.inputs is not None
+    leaves = _leaves(magnitudes, leaf_exponent, gradients, options.trace)
+    watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
+    flow_pass = FlowPass(options, PassFindings(notes=notes), watched, network.constants, hooks)
+    follow = gradients or options.follow_inputs
     with isolated(network.seed, network.device):
-        network.model.eval()
-        network.replace(leaves)
-        wide = any(leaf.dtype == torch.float64 for leaf in leaves.values())
-        dtype = torch.float64 if wide else torch.float32
-        cast_rest(network, dtype)
-        zero = np.zeros(len(leaves), dtype=np.int64)
-        example = pytree.tree_map(
-            lambda leaf: _input(leaf, dtype, (zero, zero) if trace else None, how), network.example
-        )
-        names = {module: name for name, module in network.model.named_modules()}
-        how.watched = {id(leaf): name for name, leaf in leaves.items()} if trace else None
-        mode = LinearizationMode(how, names, follow)
-        with torch.set_grad_enabled(follow), mode:
-            output = _forward(network, example)
-        total = _total(output)
+        total = _run(network, flow_pass, leaves, follow)
         value = number(total.detach())
         if not math.isfinite(value):
             raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
         weights = leaves if gradients else {}
-        scores = _scores(total, weights, sensitivities if lazy else None, how.inputs or []) if follow else {}
+        scores = _scores(total, weights, hooks, flow_pass.found.inputs) if follow else {}
         network.put_back()  # so that magnitudes live no longer than whoever made them wants
-    notes.update(how.notes)
-    units = {name: flow for name, flow in how.unit_flows.items() if name not in how.untapped}
+    found = flow_pass.found
+    units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
-        value, total.exponent, scores, how.had_shifts, tuple(notes), total.degrees, units, how.loose, how.bent,
-        _reached(how), sensitivities if lazy else {}, total.detach().as_subclass(Tensor) if lazy else None,
+        value, total.exponent, scores, found.had_shifts, tuple(notes), total.degrees, units, found.loose, found.bent,
+        _reached(found), total.detach().as_subclass(Tensor),
     )  # fmt: skip
+
+
+def _leaves(magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, trace: bool) -> dict[str, Flow]:
+    """The weights as flows; a traced weight is met once by a term that passes it."""
+    leaves = {}
+    for index, (name, magnitude) in enumerate(magnitudes.items()):
+        degrees = _once(len(magnitudes), index) if trace else None
+        leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), exponent, degrees)
+    return leaves
+
+
+def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], follow: bool) -> Flow:
+    """The forward pass with the leaves in the places of the weights; the sum of all outputs."""
+    network.model.eval()
+    network.replace(leaves)
+    if flow_pass.hooks is not None:
+        flow_pass.hooks.begin(leaves)
+    wide = any(leaf.dtype == torch.float64 for leaf in leaves.values())
+    dtype = torch.float64 if wide else torch.float32
+    cast_rest(network, dtype)
+    zero = np.zeros(len(leaves), dtype=np.int64)
+    degrees = (zero, zero) if flow_pass.options.trace else None
+    names = {module: name for name, module in network.model.named_modules()}
+    mode = LinearizationMode(flow_pass, names, follow)
+    example = pytree.tree_map(lambda leaf: _input(leaf, dtype, degrees, flow_pass), network.example)
+    with torch.set_grad_enabled(follow), mode:
+        output = _forward(network, example)
+    return _total(output, flow_pass.hooks)
 
 
 @plain_tensors
@@ -142,7 +139,8 @@ def absolute(
         if only is not None and name not in only:
             continue
         dtype = torch.float64 if wide else weight.dtype if half else torch.float32
-        magnitude = weight.detach().to(dtype).abs()
+        # In the order of the indices, whatever the memory format: positions are flat.
+        magnitude = weight.detach().to(dtype).abs().contiguous()
         if not magnitude.numel() or not bool(magnitude.amax() > 0):
             if notes is not None:
                 notes[f"{name}: zero everywhere, counts as ones"] = None
@@ -161,14 +159,15 @@ def _once(count: int, index: int) -> Degrees:
     return unit, unit
 
 
-def _input(leaf: Any, dtype: torch.dtype, degrees: Degrees | None, how: Arithmetic) -> Any:
+def _input(leaf: Any, dtype: torch.dtype, degrees: Degrees | None, flow_pass: FlowPass) -> Any:
     """Floating inputs become ones; token ids and masks stay as given."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
-    if how.folding and leaf.dim() == 4 and leaf.numel():
-        return folding.input_of_ones(leaf.shape, dtype, leaf.device, how.constants)
-    ones = torch.ones(leaf.shape, dtype=dtype, device=leaf.device)
-    return as_flow(ones, 0, degrees) if how.inputs is None else collected(ones, how.inputs)
+    hooks = flow_pass.hooks
+    ones = None if hooks is None else hooks.input(leaf.shape, dtype, leaf.device)
+    if ones is not None:
+        return ones
+    return flow_pass.started(torch.ones(leaf.shape, dtype=dtype, device=leaf.device), degrees)
 
 
 def cast_rest(network: Network, dtype: torch.dtype) -> None:
@@ -198,9 +197,9 @@ def _forward(network: Network, example: Any) -> Any:
         ) from cause
 
 
-def _total(output: Any) -> Flow:
+def _total(output: Any, hooks: PassHooks | None) -> Flow:
     """The sum over all floating outputs: tensors in tuples, dicts or dataclasses."""
-    parts = list(_outputs(output))
+    parts = [part if hooks is None else hooks.output(part) for part in _outputs(output)]
     if not parts:
         raise SynflowError(
             "no output of the model depends on a floating-point input, an embedding or a prunable weight; "
@@ -214,7 +213,7 @@ def _total(output: Any) -> Flow:
 
 def _outputs(output: Any) -> Any:
     if isinstance(output, Flow):
-        yield output if output.spread is None else folding.unfolded(output)
+        yield output
     elif isinstance(output, Mapping):
         for value in output.values():
             yield from _outputs(value)
@@ -227,18 +226,18 @@ def _outputs(output: Any) -> Any:
 
 
 def _scores(
-    total: Flow, leaves: Mapping[str, Flow], lazy: Mapping[str, Sensitivity] | None, inputs: list[Tensor]
+    total: Flow, leaves: Mapping[str, Flow], hooks: PassHooks | None, inputs: list[Tensor]
 ) -> dict[str, Tensor]:
-    """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there, or kept for later."""
+    """|w| dR/d|w| for each weight; each gradient is used and freed as soon as it is there, or given to the hooks."""
     scores: dict[str, Tensor] = {}
 
     def receive(name: str, leaf: Tensor) -> None:
         if leaf.grad is None:
-            return  # left as factors
+            return  # the hooks kept it
         # Not in place: the backward pass, still under way, may hand the same tensor to another leaf.
         gradient, leaf.grad = leaf.grad.as_subclass(Tensor), None
-        if lazy is not None:
-            lazy[name].add_dense(gradient.detach())
+        if hooks is not None:
+            hooks.gradient(name, gradient.detach())
         else:
             scores[name] = gradient * leaf.detach().as_subclass(Tensor)
 
@@ -246,7 +245,7 @@ def _scores(
         leaf.register_post_accumulate_grad_hook(partial(receive, name))
     if total.requires_grad:
         torch.autograd.backward(total, inputs=[*leaves.values(), *inputs])
-    if lazy is not None:
+    if hooks is not None:
         return {}
     for name, leaf in leaves.items():
         if name not in scores:
@@ -257,8 +256,17 @@ def _scores(
     return {name: scores[name] for name in leaves}
 
 
-def _reached(how: Arithmetic) -> bool:
+def _reached(found: PassFindings) -> bool:
     """Whether some output depends on some input (True where inputs are not followed, or there are none)."""
-    if not how.inputs:
+    if not found.inputs:
         return True
-    return any(leaf.grad is not None and bool(torch.any(leaf.grad.as_subclass(Tensor) != 0)) for leaf in how.inputs)
+    return any(leaf.grad is not None and bool(torch.any(leaf.grad.as_subclass(Tensor) != 0)) for leaf in found.inputs)
+
+
+def not_finite(name: str, scores: Tensor) -> SynflowError:
+    """The error for scores that overflowed."""
+    bad = int((~torch.isfinite(scores)).sum())
+    return SynflowError(
+        f"{name}: {bad} of {scores.numel()} flow scores are not finite; a weight or statistic is extreme "
+        "(below 1e-38 or above 1e38): rescale it, or score in float64 with model.double()"
+    )

@@ -13,8 +13,14 @@ from torch import Tensor
 from ..network.private_copy import Network
 from ..support.chunked import count, count_true, lightest
 from ..support.ranking import keep_best
-from .dispatch import Arithmetic
 from .measure import Measurement, absolute, measure
+from .passes import PassHooks, PassOptions
+from .tensor import Degrees
+
+BOOLEANS = PassOptions(shifts=False, divide=False, saturate=True, follow_inputs=True)
+_COUNTING = PassOptions(shifts=False, sources=False, divide=False)
+_COUNTING_SOURCES = PassOptions(shifts=False, divide=False)
+_FROM_INPUTS = PassOptions(shifts=False, sources=False, divide=False, saturate=True)
 
 # log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
 # the number of paths of any network, so that paths with more weights vanish beside those with fewer.
@@ -38,26 +44,23 @@ def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
     A path starts at an input. Where constants enter beside it (class tokens, position tables) a term may need both, so
     they stay in, and the path is followed back to see whether an input is part of it.
     """
-    result = measure(network, magnitudes=_ones(network, masks), arithmetic=_booleans())
+    result = measure(network, magnitudes=_ones(network, masks), options=BOOLEANS)
     on_path = {name: score > 0 for name, score in result.scores.items()}
     return Reach(result.value > 0 and result.input_reached, on_path)
 
 
-def connected(network: Network, masks: Mapping[str, Tensor]) -> bool:
+def connected(network: Network, masks: Mapping[str, Tensor], hooks: PassHooks | None = None) -> bool:
     """Whether an input still reaches an output, by masks or by magnitudes: what is zero is not there.
 
     Any positive number serves for a one, so magnitudes that are held anyway need no other tensors.
     """
     kinds = {mask.dtype for mask in masks.values()}
     ones = _ones(network, masks) if torch.bool in kinds else masks
-    # Only layers of a lazy pass read half precision; other passes need not follow weights at all.
-    half = bool(kinds & {torch.float16, torch.bfloat16})
     # Where nothing but inputs starts a flow, what arrives has come from them, and need not be followed back.
-    alone = Arithmetic(shifts=False, sources=False, divide=False, saturate=True)
-    result = measure(network, magnitudes=ones, arithmetic=alone, gradients=False, lazy=half)
+    result = measure(network, magnitudes=ones, options=_FROM_INPUTS, gradients=False, hooks=hooks)
     if result.value > 0 and not result.loose:
         return True
-    result = measure(network, magnitudes=ones, arithmetic=_booleans(), gradients=False, lazy=half)
+    result = measure(network, magnitudes=ones, options=BOOLEANS, gradients=False, hooks=hooks)
     return result.value > 0 and result.input_reached
 
 
@@ -69,13 +72,9 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
     that leads nowhere (to pruned weights, or to a product whose other side came a longer way) can hide the path: then
     the number of the whole network is given, or one, which is too low rather than too high.
     """
-    for sources in (False, True):
+    for options in (_COUNTING, _COUNTING_SOURCES):
         result = measure(
-            network,
-            magnitudes=_ones(network, masks),
-            leaf_exponent=-_TINY,
-            arithmetic=_counting(sources),
-            gradients=False,
+            network, magnitudes=_ones(network, masks), leaf_exponent=-_TINY, options=options, gradients=False
         )
         if result.value > 0:
             return round(-result.log2 / _TINY)
@@ -87,17 +86,33 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
 
 def single_length(network: Network) -> bool:
     """Whether every path has the same number of different weights: it meets a layer once or never, as in a chain."""
-    degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
+    degrees = _degrees(network)
     return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
 
 
 def repeats(network: Network) -> bool:
     """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
-    if "repeats" not in network.constants:
-        degrees = measure(network, magnitudes=_ones(network, None), shifts=False, trace=True, gradients=False).degrees
-        network.constants["repeats"] = degrees is None or bool((degrees[1] > 1).any())
-    answer: bool = network.constants["repeats"]
-    return answer
+    degrees = _degrees(network)
+    return degrees is None or bool((degrees[1] > 1).any())
+
+
+def cuts(network: Network) -> frozenset[str]:
+    """The weight tensors that every term meets exactly once: by Theorem 2 their scores sum to the flow."""
+    degrees = _degrees(network)
+    if degrees is None:
+        return frozenset()
+    low, high = degrees
+    return frozenset(name for name, least, most in zip(network.weights, low, high, strict=True) if least == most == 1)
+
+
+def _degrees(network: Network) -> Degrees | None:
+    """How often a term meets each weight tensor, found once per network."""
+    if "degrees" not in network.constants:
+        options = PassOptions(shifts=False, trace=True)
+        flow = measure(network, magnitudes=_ones(network, None), options=options, gradients=False)
+        network.constants["degrees"] = flow.degrees
+    degrees: Degrees | None = network.constants["degrees"]
+    return degrees
 
 
 def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
@@ -119,8 +134,8 @@ def shortest_path(
     magnitudes = absolute(network, masks) if heavy else {n: one.clone() for n, one in _ones(network, masks).items()}
     current = {name: magnitude > 0 for name, magnitude in magnitudes.items()}
     # Without sources, with them, or (where masks hide every shortest way) without counting weights.
-    for tiny, sources in ((_TINY, False), (_TINY, True), (0, True)):
-        flow = partial(measure, network, leaf_exponent=-tiny, arithmetic=_counting(sources))
+    for tiny, options in ((_TINY, _COUNTING), (_TINY, _COUNTING_SOURCES), (0, _COUNTING_SOURCES)):
+        flow = partial(measure, network, leaf_exponent=-tiny, options=options)
         if flow(magnitudes=magnitudes, gradients=False).value > 0:
             break
     while True:
@@ -166,11 +181,3 @@ def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Ten
         else masks[name].to(torch.float32)
         for name, weight in network.weights.items()
     }
-
-
-def _booleans() -> Arithmetic:
-    return Arithmetic(shifts=False, divide=False, saturate=True, inputs=[])
-
-
-def _counting(sources: bool = False) -> Arithmetic:
-    return Arithmetic(shifts=False, sources=sources, divide=False)

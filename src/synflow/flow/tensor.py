@@ -21,13 +21,11 @@ from torch.utils import _pytree as pytree
 # fits in memory, stays far inside float32, and most operations need no extra pass.
 WINDOW = 16
 
+# Degrees are capped here: products of products double them at each level, and beyond this only "many" matters.
 MANY = 1 << 20
 
 # How often a term can meet each weight tensor: (fewest, most) as integer vectors over the prunable tensors.
 Degrees = tuple["np.ndarray[Any, np.dtype[np.int64]]", "np.ndarray[Any, np.dtype[np.int64]]"]
-
-# Of which kind the rows and the columns of an image are, where positions of a kind are held once (see folding.py).
-Spread = tuple[Tensor, Tensor]
 
 
 class Flow(Tensor):
@@ -35,14 +33,15 @@ class Flow(Tensor):
 
     exponent: int = 0
     degrees: Degrees | None = None
-    spread: Spread | None = None
+    # What the hooks of a pass keep with a flow that they hold in a form of their own.
+    spread: Any = None
 
-    # The table of rules is applied by a mode (see linearization.py); the class itself dispatches nothing, so inside a
+    # The table of rules is applied by a mode (see dispatch.py); the class itself dispatches nothing, so inside a
     # rule a Flow behaves as its plain data.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
 
-def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None, spread: Spread | None = None) -> Flow:
+def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None, spread: Any = None) -> Flow:
     """View a fresh tensor as a flow; the tensor object itself changes class, which costs nothing and adds no view."""
     if type(data) is Tensor:
         data.__class__ = Flow
@@ -159,7 +158,6 @@ def both(items: Iterable[Flow]) -> Degrees | None:
     known = [item.degrees for item in items if item.degrees is not None]
     if not known:
         return None
-    # Products of products double the numbers at each level; beyond a million only "many" matters.
     low = np.minimum(np.sum([low for low, _ in known], axis=0), MANY)
     return low, np.minimum(np.sum([high for _, high in known], axis=0), MANY)
 

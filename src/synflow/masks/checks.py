@@ -81,7 +81,7 @@ def full_masks(masks: Mapping[str, Tensor] | None, weights: Mapping[str, Tensor]
         )
     for name, mask in masks.items():
         check_mask(name, mask, weights[name])
-        full[name] = mask.to(full[name].device).clone()
+        full[name] = mask.to(full[name].device).clone(memory_format=torch.contiguous_format)
     return full
 
 

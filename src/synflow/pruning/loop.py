@@ -1,4 +1,4 @@
-"""The pruning loop: score, allocate, mask, and again."""
+"""The pruning loop: score, allocate, mask, and again; `prune`, `iterate` and `score` are its public faces."""
 
 from __future__ import annotations
 
@@ -11,45 +11,26 @@ from tqdm.auto import tqdm
 
 from ..errors import PruningInterrupt, choose
 from ..masks.checks import full_masks
-from ..masks.results import Masks, Step, StepRecord
+from ..masks.results import Masks, Step
 from ..network.private_copy import Batch, Loss
 from ..network.selection import Select
 from ..support.chunked import count
-from .flow_steps import flow_steps
-from .schedules import Schedule, certified
-from .scopes import Scope
-from .scores import REVIVES, SCORES, Score
-from .settings import Plan, allocate, make_plan, open_for
-
-__all__ = ["Masks", "Step", "StepRecord", "iterate", "prune", "score"]
+from ..support.torch_modes import without_autocast
+from .flow_loop import allocate, flow_steps
+from .schedules import certified
+from .scores import SCORES, Score
+from .settings import PruningRun, checked_run, open_for, with_settings
 
 
-def prune(
-    model: nn.Module,
-    example: Any,
-    *,
-    compression: float | None = None,
-    density: float | None = None,
-    score: str | Score = "synflow",
-    steps: int | None = None,
-    schedule: str | Schedule | None = None,
-    margin: float = 0.5,
-    guard: bool = True,
-    scope: str | Scope = "global",
-    data: Iterable[Batch] | None = None,
-    loss: Loss = F.cross_entropy,
-    select: Select = None,
-    protect: str | Iterable[str] = (),
-    masks: Mapping[str, Tensor] | None = None,
-    seed: int = 0,
-    progress: bool = False,
-) -> Masks:
+@with_settings(checked_run)
+def prune(run: PruningRun) -> Masks:
     """Masks (True = kept) that keep exactly `round(N * density)` of the N prunable weights; the model is untouched.
 
     `example` is a tensor, a tuple of positional or a dict of keyword arguments of `model.forward`; data-free scores
     look at its shapes and types only. `data` is an iterable of `(inputs, targets)` for the scores that need it. By
     default SynFlow takes 100 exponential steps and every other score one. `guard` splits a step of a flow score that
     would remove all the flow, so that no network collapses; `guard=False` is the paper's algorithm to the letter.
+    `synflow.pruning.settings.checked_run` describes each setting.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
@@ -57,38 +38,15 @@ def prune(
     >>> sum(int(mask.sum()) for mask in masks.values())
     30
     """
-    options: dict[str, Any] = dict(
-        compression=compression, density=density, score=score, steps=steps, schedule=schedule, margin=margin,
-        guard=guard, scope=scope, data=data, loss=loss, select=select, protect=protect, masks=masks, seed=seed,
-    )  # fmt: skip
-    plan = make_plan(model, example, **options)
-    records, last = [], plan.start
-    for step in _shown(plan, progress, hold=False):
+    records, last = [], run.start
+    for step in _shown(run, hold=False):
         records.append(step.record)
         last = step.masks
-    return Masks(last, plan.about, records)
+    return Masks(last, run.about, records)
 
 
-def iterate(
-    model: nn.Module,
-    example: Any,
-    *,
-    compression: float | None = None,
-    density: float | None = None,
-    score: str | Score = "synflow",
-    steps: int | None = None,
-    schedule: str | Schedule | None = None,
-    margin: float = 0.5,
-    guard: bool = True,
-    scope: str | Scope = "global",
-    data: Iterable[Batch] | None = None,
-    loss: Loss = F.cross_entropy,
-    select: Select = None,
-    protect: str | Iterable[str] = (),
-    masks: Mapping[str, Tensor] | None = None,
-    seed: int = 0,
-    progress: bool = False,
-) -> Iterator[Step]:
+@with_settings(checked_run)
+def iterate(run: PruningRun) -> Iterator[Step]:
     """The steps of `prune`, one by one, with masks, scores and flow; the arguments are the same and checked at once.
 
     >>> import torch
@@ -96,14 +54,10 @@ def iterate(
     >>> [step.kept for step in iterate(model, torch.ones(1, 10), compression=100, steps=2)]
     [30, 3]
     """
-    plan = make_plan(
-        model, example, compression=compression, density=density, score=score, steps=steps, schedule=schedule,
-        margin=margin, guard=guard, scope=scope, data=data, loss=loss, select=select, protect=protect, masks=masks,
-        seed=seed,
-    )  # fmt: skip
-    return _shown(plan, progress, hold=True)
+    return _shown(run, hold=True)
 
 
+@without_autocast
 def score(
     model: nn.Module,
     example: Any,
@@ -131,13 +85,13 @@ def score(
     return function(network, given)
 
 
-def _shown(plan: Plan, progress: bool, hold: bool) -> Iterator[Step]:
+def _shown(run: PruningRun, hold: bool) -> Iterator[Step]:
     """The steps, with a progress bar on request; an interrupt tells how far they came."""
-    total = None if plan.schedule is certified else plan.steps
-    done, density = 0, count(plan.start) / plan.network.size
-    with tqdm(total=total, disable=not progress, desc=f"prune ({plan.about['method']})", unit="step") as bar:
+    total = None if run.schedule is certified else run.steps
+    done, density = 0, count(run.start) / run.network.size
+    with tqdm(total=total, disable=not run.progress, desc=f"prune ({run.about['method']})", unit="step") as bar:
         try:
-            for step in _steps(plan, hold):
+            for step in _steps(run, hold):
                 done, density = step.index, step.density
                 flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
                 bar.set_postfix_str(f"density {step.density:.4g}{flow}")
@@ -148,16 +102,14 @@ def _shown(plan: Plan, progress: bool, hold: bool) -> Iterator[Step]:
             raise PruningInterrupt(f"{steps}, at density {density:.4g}") from interrupt
 
 
-def _steps(plan: Plan, hold: bool) -> Iterator[Step]:
-    if plan.power is not None:
-        yield from flow_steps(plan, hold)
+def _steps(run: PruningRun, hold: bool) -> Iterator[Step]:
+    if run.traits.flow_power is not None:
+        yield from flow_steps(run, hold)
         return
-    assert plan.steps is not None
-    masks, size = plan.start, plan.network.size
-    begin = count(masks) / size
-    for index in range(1, plan.steps + 1):
-        share = plan.schedule(index, plan.steps, plan.keep / size / begin)
-        keep = plan.keep if index == plan.steps else min(count(masks), max(plan.keep, round(size * begin * share)))
-        scores = plan.score(plan.network, masks)
-        masks = allocate(plan, scores, plan.start if plan.score in REVIVES else masks, keep)
+    assert run.steps is not None
+    masks, size = run.start, run.network.size
+    for index in range(1, run.steps + 1):
+        keep = min(count(masks), run.kept_after(index))
+        scores = without_autocast(run.score)(run.network, masks)
+        masks = allocate(run, scores, run.start if run.traits.revives else masks, keep)
         yield Step(index, keep / size, keep, None, None, 1, masks, scores)

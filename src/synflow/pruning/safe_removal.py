@@ -34,7 +34,7 @@ class StuckError(Exception):
 
 
 @dataclass(frozen=True)
-class Removal:
+class Removed:
     """Masks after a removal, and the share of the flow that went with it."""
 
     masks: dict[str, Tensor]
@@ -42,7 +42,7 @@ class Removal:
     complete: bool
 
 
-def remove(
+def remove_safely(
     network: Network,
     masks: Mapping[str, Tensor],
     wanted: Mapping[str, Tensor],
@@ -53,7 +53,7 @@ def remove(
     allocate: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     anywhere: bool = False,
     rescue: Callable[[], Iterator[dict[str, Tensor]]] | None = None,
-) -> Removal:
+) -> Removed:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
@@ -82,16 +82,16 @@ def remove(
                 for around in rescue():
                     if connected(network, around):
                         lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
-                        return Removal(around, _fraction(lost, flow), complete=True)
+                        return Removed(around, _fraction(lost, flow), complete=True)
     while number > 0:
         staying = keep_best(flow.scores, going, everything - number)
         gone = {name: going[name] & ~staying[name] for name in going}
         kept = {name: masks[name] & ~gone[name] for name in masks}
         if proved or connected(network, kept):
-            return Removal(kept, _fraction(total_score(flow.scores, gone), flow), complete=number == everything)
+            return Removed(kept, _fraction(total_score(flow.scores, gone), flow), complete=number == everything)
         number //= 2
     if everything == 0:
-        return Removal(dict(masks), 0.0, complete=True)
+        return Removed(dict(masks), 0.0, complete=True)
     try:
         return _single(network, masks, going, flow)
     except StuckError:
@@ -107,7 +107,7 @@ def _single(
     going: Mapping[str, Tensor],
     flow: Measurement,
     last: bool = True,
-) -> Removal:
+) -> Removed:
     """Remove one weight: the lightest if the bound allows it, else the lightest whose removal leaves a path."""
     for name, index, score in _ascending(flow.scores, going):
         trial = dict(masks)
@@ -116,7 +116,7 @@ def _single(
         # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
         bound = not flow.loose and score < flow.value * (1.0 - ROUNDING)
         if bound or connected(network, trial):
-            return Removal(trial, _fraction(score, flow), complete=last and count(going) == 1)
+            return Removed(trial, _fraction(score, flow), complete=last and count(going) == 1)
     raise StuckError(count(masks))
 
 

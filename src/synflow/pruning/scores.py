@@ -1,29 +1,81 @@
-"""The scores: each maps (network, masks) to a number per weight, higher = keep."""
+"""The scores: each maps (network, masks) to a number per weight, higher = keep.
+
+A score is one function, with its traits above it, and one row in `SCORES`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..flow.measure import measure
+from ..flow.paths import cuts
 from ..network.private_copy import Network
+from .engine import balancing
 from .gradients import hessian_products, loss_gradients, masked_weights
 
 Scores: TypeAlias = "dict[str, Tensor]"
 Score: TypeAlias = Callable[[Network, "Mapping[str, Tensor] | None"], Scores]
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What the pruning loop has to know of a score.
+
+    `needs_data`: it reads batches. `flow_power`: it is a share of the flow of |w| ** flow_power, so that the union
+    bound can guard it. `balanced`: shares of the layer's flow, so that every layer sums to the same. `steps`: the
+    number of steps by default. `revives`: it chooses among all weights at each step, so that masks are not nested.
+    """
+
+    needs_data: bool = False
+    flow_power: int | None = None
+    balanced: bool = False
+    steps: int = 1
+    revives: bool = False
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def traits(**given: Any) -> Callable[[_Function], _Function]:
+    """Give a score its traits; a score without any needs no data and takes one step."""
+
+    def decorate(function: _Function) -> _Function:
+        function.traits = Traits(**given)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def traits_of(score: Score) -> Traits:
+    """The traits of a score, also of a user's own function."""
+    found = getattr(score, "traits", None)
+    return found if isinstance(found, Traits) else Traits()
+
+
+@traits(flow_power=1, steps=100)
 def synflow(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
     """|w| dR/d|w|: the synaptic flow through a weight, without data."""
     return measure(network, masks).scores
 
 
+@traits(flow_power=2, steps=100)
 def synflow_l2(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
     """w^2 dR/dw^2: the flow of the network of squared weights, without data."""
     return measure(network, masks, power=2).scores
+
+
+@traits(flow_power=1, balanced=True, steps=100)
+def balanced(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
+    """The share of its layer's flow that passes a weight, in units of the whole flow: every layer sums to R."""
+    flow = measure(network, masks)
+    flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
+    scales = balancing(flows, flow.value, cuts(network))
+    return {name: score * scales[name] if name in scales else score for name, score in flow.scores.items()}
 
 
 def magnitude(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
@@ -40,11 +92,13 @@ def random(network: Network, masks: Mapping[str, Tensor] | None = None) -> Score
     }
 
 
+@traits(needs_data=True)
 def snip(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True) -> Scores:
     """|dL/dw * w|: how much the loss depends on a weight being there."""
     return {name: value.abs() for name, value in _loss_saliency(network, masks, training).items()}
 
 
+@traits(needs_data=True)
 def grasp(
     network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True, temperature: float = 200.0
 ) -> Scores:
@@ -54,16 +108,19 @@ def grasp(
     return _times_weights(network, masks, products)
 
 
+@traits(needs_data=True)
 def skeletonization(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True) -> Scores:
     """-dL/dw * w: the first-order increase of the loss when a weight goes."""
     return {name: -value for name, value in _loss_saliency(network, masks, training).items()}
 
 
+@traits(needs_data=True)
 def taylor_fo(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True) -> Scores:
     """(dL/dw * w)^2."""
     return {name: value**2 for name, value in _loss_saliency(network, masks, training).items()}
 
 
+@traits(needs_data=True)
 def obd(
     network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True, probes: int = 4
 ) -> Scores:
@@ -82,6 +139,7 @@ def obd(
     return {name: value * weights[name] ** 2 for name, value in diagonal.items()}
 
 
+@traits(needs_data=True, steps=10, revives=True)
 def force(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True) -> Scores:
     """|dL/dw * w| with the gradient of the pruned network and the unpruned weights, so that weights may come back."""
     gradients = loss_gradients(network, masks, training=training)
@@ -98,6 +156,7 @@ def _times_weights(network: Network, masks: Mapping[str, Tensor] | None, factors
 
 
 SCORES: dict[str, Score] = {
+    "balanced": balanced,
     "force": force,
     "grasp": grasp,
     "magnitude": magnitude,
@@ -109,12 +168,3 @@ SCORES: dict[str, Score] = {
     "synflow_l2": synflow_l2,
     "taylor_fo": taylor_fo,
 }
-
-# Scores that are shares of a flow, with the power of the weights in it: these can be guarded by the union bound.
-FLOW_POWER: dict[Score, int] = {synflow: 1, synflow_l2: 2}
-
-# The paper's number of steps; every other score is single-shot. FORCE is iterative by its nature.
-DEFAULT_STEPS: dict[Score, int] = {synflow: 100, synflow_l2: 100, force: 10}
-
-# Scores that choose among all weights at each step, so that masks are not nested.
-REVIVES: frozenset[Score] = frozenset({force})

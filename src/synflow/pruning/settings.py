@@ -1,34 +1,42 @@
-"""A plan: every setting of a pruning run, checked at the door, before anything is computed."""
+"""Every setting of a pruning run, written once, and checked at the door before anything is computed."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError, choose
 from ..flow.dispatch import NoRuleError
-from ..flow.paths import fewest_kept, fewest_weights, shortest_path, single_length
+from ..flow.paths import cuts, fewest_kept, fewest_weights, shortest_path, single_length
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
 from ..support.chunked import count
+from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULES, Schedule, certified, exponential
-from .scopes import SCOPES, Scope
-from .scores import DEFAULT_STEPS, FLOW_POWER, SCORES, Score
+from .scopes import SCOPES, Scope, global_scope
+from .scores import SCORES, Score, Traits, traits_of
 
-# A path has a few weights per tensor; only counts near that can be too few for one.
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+# A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
 FEW = 64
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything a run needs, checked."""
+class PruningRun:
+    """A run with all its settings, checked. `shield` is a path that stays in any case."""
 
     network: Network
     score: Score
@@ -36,35 +44,91 @@ class Plan:
     scope: Scope
     steps: int | None
     start: dict[str, Tensor]
+    density: float
     keep: int
     margin: float
     guard: bool
+    engine: str
+    progress: bool
     about: dict[str, Any]
     shield: dict[str, Tensor] | None = None
 
     @property
-    def power(self) -> int | None:
-        """The power of the weights in the flow, None for a score that is no flow."""
-        return FLOW_POWER.get(self.score)
+    def traits(self) -> Traits:
+        """What the loop has to know of the score."""
+        return traits_of(self.score)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the lightest weights of all may simply go."""
+        return self.scope is global_scope and self.shield is None
+
+    def new_engine(self) -> Engine:
+        """The engine for a flow score."""
+        traits = self.traits
+        kept = cuts(self.network) if traits.balanced else frozenset()
+        settings = EngineSettings(traits.flow_power or 1, traits.balanced, kept, self.steps)
+        engine: Engine = engine_named(self.engine)(self.network, self.start, settings)
+        return engine
+
+    def kept_after(self, step: int) -> int:
+        """How many weights stay after a step: round(N * density ** (k / n)) for the paper's schedule."""
+        assert self.steps is not None
+        if step == self.steps:
+            return self.keep
+        begin, size = count(self.start) / self.network.size, self.network.size
+        return max(self.keep, round(size * begin * self.schedule(step, self.steps, self.density / begin)))
 
 
-def make_plan(
-    model: nn.Module, example: Any, *, compression: float | None, density: float | None, score: str | Score,
-    steps: int | None, schedule: str | Schedule | None, margin: float, guard: bool, scope: str | Scope,
-    data: Iterable[Batch] | None, loss: Loss, select: Select, protect: str | Iterable[str],
-    masks: Mapping[str, Tensor] | None, seed: int,
-) -> Plan:  # fmt: skip
-    """Check all settings at the door, before anything is computed."""
+def checked_run(
+    model: nn.Module,
+    example: Any,
+    *,
+    compression: float | None = None,
+    density: float | None = None,
+    score: str | Score = "synflow",
+    steps: int | None = None,
+    schedule: str | Schedule | None = None,
+    margin: float = 0.5,
+    guard: bool | None = None,
+    scope: str | Scope = "global",
+    data: Iterable[Batch] | None = None,
+    loss: Loss = F.cross_entropy,
+    select: Select = None,
+    protect: str | Iterable[str] = (),
+    masks: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    engine: str = "fast",
+    progress: bool = False,
+) -> PruningRun:
+    """Check all settings; this is the one list of them.
+
+    compression, density: one of them; density is the share of weights that stays, compression is 1 / density.
+    score: a name in `synflow.SCORES` or a function (network, masks) -> scores.
+    steps: by default 100 for flow scores, 10 for FORCE, else one.
+    schedule: how density falls over the steps, a name in `synflow.SCHEDULES` or a function (step, steps, density).
+    margin: the largest share of the flow that a step of the certified schedule removes, between 0 and 1.
+    guard: split a step that would remove all the flow; by default for flow scores. False is the method to the letter.
+    scope: which weights compete, a name in `synflow.SCOPES` or a function (scores, candidates, keep) -> masks.
+    data, loss: batches (inputs, targets) and a loss function for the scores that need them.
+    select, protect: which parameters may be pruned, and patterns of names that may not (see `synflow.prunable`).
+    masks: start from these; by default from the masks attached to the model, else from all weights.
+    seed: for scores that draw random numbers, and for models that do.
+    engine: "fast", or "plain": Algorithm 1 as the paper writes it down, slower, with the same masks in float64.
+    progress: show a progress bar.
+    """
     function: Score = choose("score", score, SCORES)
     fall: Schedule = choose("schedule", exponential if schedule is None else schedule, SCHEDULES)
     where: Scope = choose("scope", scope, SCOPES)
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
-    if not 0 < margin < 1:
-        raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
-    if fall is certified and function not in FLOW_POWER:
+    engine_named(engine)
+    _check_numbers(steps, margin)
+    traits = traits_of(function)
+    is_flow = traits.flow_power is not None
+    guarded = is_flow if guard is None else bool(guard)
+    if fall is certified and not is_flow:
+        flows = ", ".join(repr(name) for name, row in SCORES.items() if traits_of(row).flow_power is not None)
         raise SynflowError(
-            "the certified schedule follows the flow, so it needs score='synflow' or 'synflow_l2', "
+            f"the certified schedule follows the flow, so it needs one of the scores {flows}, "
             f"got {score!r}; choose another schedule for it"
         )
     target = _target_density(compression, density)
@@ -72,23 +136,37 @@ def make_plan(
     start = full_masks(attached(model) or None if masks is None else masks, network.weights)
     keep = round(network.size * target)
     _check_target(network, keep, count(start), target)
-    if function not in FLOW_POWER:
-        _ready(network, function)
-    _check_reachable(network, start, keep, strict=guard and function in FLOW_POWER)
+    if traits.needs_data:
+        _ = network.batches  # missing data is refused at the door
+    _check_reachable(network, start, keep, strict=guarded and is_flow)
     if steps is None and fall is not certified:
-        steps = DEFAULT_STEPS.get(function, 1)
+        steps = traits.steps
     about = {
         "method": _name(score), "compression": network.size / keep, "schedule": _name(schedule or "exponential"),
-        "steps": steps, "scope": _name(scope), "seed": seed, "guard": guard, "margin": margin,
+        "steps": steps, "scope": _name(scope), "seed": seed, "guard": guarded, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    shield = None
-    if guard and function in FLOW_POWER and keep <= FEW * len(network.weights) and not single_length(network):
-        # Paths differ in length: flow alone may lead onto one with more weights than are to stay.
-        shield = shortest_path(network, start, heavy=True)
-        if count(shield) > keep:
-            shield = shortest_path(network, start)
-    return Plan(network, function, fall, where, steps, start, keep, margin, guard, about, shield)
+    shield = _shield(network, start, keep, traits) if guarded and is_flow else None
+    return PruningRun(
+        network, function, fall, where, steps, start, target, keep, margin, guarded, engine, progress, about, shield
+    )
+
+
+def with_settings(door: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Let a function of a checked run take all the settings by keyword; `help` shows each of them."""
+
+    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(door(*args, **kwargs))
+
+        returns = inspect.signature(function).return_annotation
+        run.__signature__ = inspect.signature(door).replace(return_annotation=returns)  # type: ignore[attr-defined]
+        run.__annotations__ = {**door.__annotations__, "return": returns}
+        del run.__wrapped__
+        return run
+
+    return decorate
 
 
 def open_for(
@@ -106,23 +184,29 @@ def _name(value: str | Callable[..., Any]) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
 
 
-def _ready(network: Network, function: Score) -> None:
-    """Refuse missing data at the door, for the scores that are known to need it."""
-    if function in SCORES.values() and function.__name__ not in ("magnitude", "random"):
-        _ = network.batches
+def _check_numbers(steps: Any, margin: Any) -> None:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
+    if not _is_number(margin) or not 0 < margin < 1:
+        raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
 
 
-def _target_density(compression: float | None, density: float | None) -> float:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _target_density(compression: Any, density: Any) -> float:
     if (compression is None) == (density is None):
         raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
     if compression is not None:
-        if not compression >= 1 or math.isinf(compression):
-            raise SynflowError(f"compression must be at least 1 (100 keeps one weight in 100), got {compression!r}")
-        return 1.0 / compression
-    assert density is not None
-    if not 0 < density <= 1:
+        if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
+            raise SynflowError(
+                f"compression must be a number of at least 1 (100 keeps one weight in 100), got {compression!r}"
+            )
+        return 1.0 / float(compression)
+    if not _is_number(density) or not 0 < density <= 1:
         raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {density!r}")
-    return density
+    return float(density)
 
 
 def _check_target(network: Network, keep: int, start: int, density: float) -> None:
@@ -150,7 +234,7 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
     except NoRuleError:
         if strict:
             raise
-        return  # scores without a flow do not need the flow engine
+        return  # scores without a flow do not need the table of rules
     if fewest is None:
         raise SynflowError(
             "no path leads from an input to an output"
@@ -163,32 +247,11 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
         )
 
 
-def allocate(
-    plan: Plan, scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int
-) -> dict[str, Tensor]:
-    """Masks by the plan's scope, checked; candidates with the highest scores stay."""
-    _check_scores(scores, plan.network)
-    masks = plan.scope(_shielded(scores, plan), candidates, keep)
-    if count(masks) != keep:
-        raise SynflowError(f"the scope kept {count(masks)} weights where {keep} were asked for")
-    return masks
-
-
-def _shielded(scores: Mapping[str, Tensor], plan: Plan) -> Mapping[str, Tensor]:
-    """Scores with the shielded path above all others."""
-    if plan.shield is None:
-        return scores
-    return {name: score.masked_fill(plan.shield[name], math.inf) for name, score in scores.items()}
-
-
-def _check_scores(scores: Mapping[str, Tensor], network: Network) -> None:
-    if scores.keys() != network.weights.keys():
-        raise SynflowError(
-            f"the score must return one tensor per prunable weight ({', '.join(list(network.weights)[:3])}, ...), "
-            f"got {', '.join(list(scores)[:3])}"
-        )
-    for name, value in scores.items():
-        if value.shape != network.weights[name].shape:
-            raise SynflowError(
-                f"{name}: scores have shape {tuple(value.shape)}, expected {tuple(network.weights[name].shape)}"
-            )
+def _shield(network: Network, start: Mapping[str, Tensor], keep: int, traits: Traits) -> dict[str, Tensor] | None:
+    """A path that stays in any case, where paths differ in length: flow alone may lead onto a longer one."""
+    if keep > FEW * len(network.weights) or (traits.balanced and keep >= len(network.weights)):
+        return None
+    if single_length(network):
+        return None
+    path = shortest_path(network, start, heavy=True)
+    return path if count(path) <= keep else shortest_path(network, start)

@@ -25,11 +25,13 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
     if count > total:
         raise SynflowError(f"{count} weights are to stay but only {total} are left; ask for a higher compression")
     if count == total:
-        return {name: mask.clone() for name, mask in candidates.items()}
+        return {name: mask.clone(memory_format=torch.contiguous_format) for name, mask in candidates.items()}
     if count == 0:
         return {name: torch.zeros_like(mask) for name, mask in candidates.items()}
     threshold = chunked.kth_largest(scores, candidates, count, total)
-    kept = {name: torch.gt(scores[name], threshold).logical_and_(mask) for name, mask in candidates.items()}
+    kept = {
+        name: torch.gt(scores[name], threshold).logical_and_(mask).contiguous() for name, mask in candidates.items()
+    }
     missing = count - chunked.count(kept)
     for name, mask in kept.items():
         if missing == 0:

@@ -29,6 +29,19 @@ def plain_tensors(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function outside of the caller's autocast and inference mode: flow needs the precision it chose."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+            return plain_tensors(function)(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return plain_tensors(function)(*args, **kwargs)
+
+    return run
+
+
 class SafeMode(TorchFunctionMode):
     """Leaves torch's stack of modes as deep as it was, even where Ctrl-C struck inside torch's own bookkeeping."""
 

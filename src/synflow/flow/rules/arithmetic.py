@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.factored_layers import capture
-from ..dispatch import WEIGHTED, NoRuleError, Rule, active_mode, arithmetic, composite, note_bend
+from ..dispatch import WEIGHTED, NoRuleError, Rule, active_mode, composite, findings, options
 from ..tensor import Flow, as_flow, both, fixed
 from .basic import add, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
@@ -25,42 +24,42 @@ def weighted(
     function: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Linear and convolution: one call, with the bias brought to the exponent of the product."""
-    if arithmetic().watched is not None:
+    if active_mode().flow_pass.watched is not None:
         return _tapped(function, x, weight, bias, *args, **kwargs)
-    captured = None if kwargs else _captured(function, x, weight, args)
-    if captured is not None:
-        if bias is None or not (isinstance(bias, Flow) or bool(bias.any())):
-            return captured
-        return _with_flow_bias(function, captured, bias)
-    return _weighted(function, *_wide(x, weight), bias, *args, **kwargs)
+    taken = None if kwargs else _taken_over(function, x, weight, args)
+    if taken is None:
+        return _weighted(function, *_readable(x, weight), bias, *args, **kwargs)
+    if bias is None or not (isinstance(bias, Flow) or bool(bias.any())):
+        return taken
+    return _with_flow_bias(function, taken, bias)
 
 
-def _captured(function: Callable[..., Any], x: Tensor, weight: Tensor, settings: tuple[Any, ...] = ()) -> Flow | None:
-    """The layer without its bias, its weight gradient left as factors, in a pass and a form where that is wanted."""
-    sensitivity = (arithmetic().captured or {}).get(id(weight))
-    if sensitivity is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
+def _taken_over(function: Callable[..., Any], x: Any, weight: Any, settings: tuple[Any, ...] = ()) -> Flow | None:
+    """The layer without its bias, by the hooks of the pass, if there are any and they want it."""
+    hooks = active_mode().flow_pass.hooks
+    if hooks is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
         return None
-    data = capture(function, x.as_subclass(Tensor), weight, sensitivity, settings)
+    data = hooks.layer(function, x, weight, settings)
     return None if data is None else settled(data, x.exponent + weight.exponent, both([x, weight]))
 
 
-def _wide(*items: Any) -> Any:
-    return active_mode().widened(items, {})[0] if arithmetic().captured else items
+def _readable(*items: Any) -> Any:
+    return active_mode().readable(items, {})[0]
 
 
 def matrix_product(function: Callable[..., Any], first: Any, second: Any) -> Any:
     """A matrix product; one with a weight (stored input first) is a layer."""
-    captured = _captured(function, first, second)
-    return product(function, *_wide(first, second)) if captured is None else captured
+    taken = _taken_over(function, first, second)
+    return product(function, *_readable(first, second)) if taken is None else taken
 
 
 def _tapped(function: Callable[..., Any], x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The same, and the flow y dR/dy of each unit is noted; a copy goes on, so that nothing writes into y later."""
     sent = _weighted(function, x, weight, *args, **kwargs)
-    name = (arithmetic().watched or {}).get(id(weight))
+    name = (active_mode().flow_pass.watched or {}).get(id(weight))
     if name is None:
         return sent
-    flows, data = arithmetic().unit_flows, fixed(sent)
+    flows, data = findings().unit_flows, fixed(sent)
     others = [axis for axis in range(sent.dim()) if axis != _unit_dimension(function, sent)]
 
     def note(gradient: Tensor) -> None:
@@ -77,7 +76,7 @@ def _weighted(
 ) -> Any:
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
     if not isinstance(x, Flow) and bool(torch.any(x != 0)):
-        arithmetic().loose = True  # learned queries and the like: a flow that no input feeds
+        findings().loose = True  # learned queries and the like: a flow that no input feeds
     large = function is torch.nn.functional.linear and not isinstance(weight, Flow) and weight.numel() >= LARGE
     if large and bias is None and isinstance(x, Flow):
         return settled(positive_linear(x.as_subclass(Tensor), weight.to(x.dtype)), x.exponent, x.degrees)
@@ -90,7 +89,7 @@ def _weighted(
         return _with_flow_bias(function, product(function, x, weight, None, *args, **kwargs), bias)
     dtype = factors[0].dtype
     data = function(positive(x, dtype), positive(weight, dtype), shift(bias, dtype, exponent), *args, **kwargs)
-    low_high = _degrees_with_shift(factors, bool(arithmetic().shifts))
+    low_high = _degrees_with_shift(factors, bool(options().shifts))
     return settled(data, exponent, low_high)
 
 
@@ -133,9 +132,9 @@ def reverse_divide(function: Callable[..., Any], divisor: Any, dividend: Any) ->
 
 def reciprocal(function: Callable[..., Any], x: Flow, power: float = 1.0) -> Flow:
     """``x ** -power`` without a gradient; where there is no flow the quotient is zero, as its numerator is."""
-    if not arithmetic().divide or arithmetic().saturate:
+    if not options().divide or options().saturate:
         return as_flow(torch.ones_like(fixed(x)))
-    note_bend()
+    findings().note_bend()
     data = fixed(x)
     whole = -x.exponent * power
     exponent = math.floor(whole)
@@ -159,7 +158,7 @@ def power(function: Callable[..., Any], x: Any, exponent: Any) -> Any:
         raise NoRuleError("no rule for a power whose exponent is a tensor; register a rule for 'pow'")
     if exponent < 0:
         return reciprocal(function, x, -float(exponent))
-    if exponent == 1 or arithmetic().saturate:
+    if exponent == 1 or options().saturate:
         return x
     whole = x.exponent * exponent
     integer = math.floor(whole)

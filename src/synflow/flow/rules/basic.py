@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import active_mode, arithmetic
+from ..dispatch import active_mode, findings, options
 from ..tensor import (
     Flow,
     as_flow,
@@ -65,7 +65,7 @@ def product(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     factors = flows((args, kwargs))
     dtype = factors[0].dtype
     args, kwargs = mapped(lambda leaf: positive(leaf, dtype), (args, kwargs))
-    if arithmetic().shared and sum(not factor.is_leaf for factor in factors) > 1:
+    if options().shared and sum(not factor.is_leaf for factor in factors) > 1:
         args, kwargs = mapped(_half, (args, kwargs))
     return settled(function(*args, **kwargs), sum(f.exponent for f in factors), both(factors))
 
@@ -79,7 +79,7 @@ def _half(leaf: Any) -> Any:
 
 def settled(data: Tensor, exponent: int, degrees: Any = None) -> Flow:
     """The result of an arithmetic operation as a flow: rescaled, or in the booleans reduced to zero and one."""
-    if arithmetic().saturate:
+    if options().saturate:
         return as_flow(saturated(data), 0, degrees)
     return normalised(data, exponent, degrees)
 
@@ -93,21 +93,19 @@ def positive(leaf: Any, dtype: torch.dtype) -> Any:
 
 def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     """A constant that is added: absolute, at the given exponent, zero in a pass that follows inputs only."""
-    pass_ = arithmetic()
     constant = constant.detach().to(dtype)
-    if not pass_.shifts:
+    if not options().shifts:
         return torch.zeros_like(constant)
-    pass_.had_shifts = pass_.had_shifts or bool(torch.any(constant != 0))
+    findings().had_shifts = findings().had_shifts or bool(torch.any(constant != 0))
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
 def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     """A constant that enters beside the flow: absolute, at the given exponent; where it counts, the pass is loose."""
-    pass_ = arithmetic()
     constant = constant.detach().to(dtype)
-    if not pass_.sources:
+    if not options().sources:
         return torch.zeros_like(constant)
-    pass_.loose = pass_.loose or bool(torch.any(constant != 0))
+    findings().loose = findings().loose or bool(torch.any(constant != 0))
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
@@ -119,14 +117,13 @@ def _enters(constant: Tensor, adds: bool) -> bool:
 def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     items = flows((args, kwargs))
     exponent, dtype, degrees = common_exponent(items), items[0].dtype, either(items)
-    pass_ = arithmetic()
     counted = any(
         bool(torch.any(leaf != 0))
         for leaf in leaves((args, kwargs))
         if isinstance(leaf, Tensor)
         and not isinstance(leaf, Flow)
         and leaf.is_floating_point()
-        and (pass_.sources if _enters(leaf, adds) else pass_.shifts)
+        and (options().sources if _enters(leaf, adds) else options().shifts)
     )
     if counted:
         # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero). It brings terms
@@ -207,4 +204,4 @@ def note_zero_gain(tiny: bool = False) -> None:
     """Remember, for the certificate, that a gain that is switched off counted as one."""
     mode = active_mode()
     size = "tiny" if tiny else "zero"
-    mode.arithmetic.notes[f"{mode.where()}: a gain that is {size} everywhere counts as one"] = None
+    mode.flow_pass.found.notes[f"{mode.where()}: a gain that is {size} everywhere counts as one"] = None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import Rule, arithmetic, composite
+from ..dispatch import Rule, active_mode, composite, options
 from ..tensor import Flow, as_flow, fixed
 from .arithmetic import reciprocal
 from .basic import homogeneous, note_zero_gain, settled
@@ -62,7 +62,7 @@ def _remembered(
     given = (mean, variance, weight, bias)
     key = (*map(id, given), eps, x.dtype, x.dim())
     versions = [0 if tensor is None else tensor._version for tensor in given]
-    known = arithmetic().constants
+    known = active_mode().flow_pass.constants
     if key not in known or known[key][1] != versions:
         dtype, shape = x.dtype, [-1] + [1] * (x.dim() - 2)
         sigma = (variance.detach().to(dtype) + eps).sqrt()
@@ -144,14 +144,14 @@ def weight_norm(function: Callable[..., Any], direction: Tensor, length: Tensor,
 
 def softmax(function: Callable[..., Any], x: Flow, dim: int | None = None, *_: Any, **__: Any) -> Any:
     """Rows divided by their sum without a gradient: they still sum to one, and flow still passes."""
-    if not arithmetic().divide:
+    if not options().divide:
         return x
     return x / x.sum(-1 if dim is None else dim, keepdim=True)
 
 
 def unit_scale(x: Any, dims: list[int]) -> Any:
     """Divide by the root mean square over some dimensions, without a gradient."""
-    if not isinstance(x, Flow) or not arithmetic().divide or not dims:
+    if not isinstance(x, Flow) or not options().divide or not dims:
         return x
     data = fixed(x)
     # Relative to the largest entry, so that squares of small rows do not underflow.
@@ -162,7 +162,7 @@ def unit_scale(x: Any, dims: list[int]) -> Any:
 
 def gate(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
     """A bounded gate (sigmoid): flow in proportion to its input, at a scale of one."""
-    if not isinstance(x, Flow) or not arithmetic().divide:
+    if not isinstance(x, Flow) or not options().divide:
         return x
     return x * reciprocal(torch.reciprocal, as_flow(fixed(x).mean(), x.exponent))
 

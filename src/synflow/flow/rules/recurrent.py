@@ -13,21 +13,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Rule, arithmetic, composite
+from ..dispatch import Rule, composite, findings, options
 from ..tensor import Flow, as_flow, fixed
 
 
 def _still(x: Any) -> Any:
     """The same flow without a gradient and without degrees."""
     if isinstance(x, Flow):
-        arithmetic().loose = True
+        findings().loose = True
         return as_flow(fixed(x), x.exponent)
     return x
 
 
 def _gate(x: Any) -> Any:
     """A gate: one where flow arrives, with a gradient to what feeds it."""
-    if not isinstance(x, Flow) or arithmetic().saturate or not arithmetic().divide:
+    if not isinstance(x, Flow) or options().saturate or not options().divide:
         return x
     return x / x
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import Rule, active_mode, arithmetic, note_bend
+from ..dispatch import Rule, active_mode, findings, options
 from ..tensor import Flow, as_flow, either, fixed, flows, scaled
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
 
@@ -160,21 +160,21 @@ def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **_
 
 def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Max pooling as it is; in the booleans flow passes from anywhere in the window."""
-    if not arithmetic().saturate:
-        note_bend()
+    if not options().saturate:
+        findings().note_bend()
         return homogeneous(function, x, *args, **kwargs)
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     dims = int(function.__name__.replace("_with_indices", "")[-2])
 
     def each(value: Any) -> tuple[int, ...]:
         return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
 
-    kernel = each(options["kernel_size"])
-    stride = each(options["stride"]) if options.get("stride") not in (None, [], ()) else kernel
-    padding, dilation = each(options.get("padding", 0)), each(options.get("dilation", 1))
+    kernel = each(given["kernel_size"])
+    stride = each(given["stride"]) if given.get("stride") not in (None, [], ()) else kernel
+    padding, dilation = each(given.get("padding", 0)), each(given.get("dilation", 1))
     shape = F_POOL[dims](
-        torch.zeros_like(fixed(x)), kernel, stride, padding, dilation, options.get("ceil_mode", False)
+        torch.zeros_like(fixed(x)), kernel, stride, padding, dilation, given.get("ceil_mode", False)
     ).shape
     spatial = x.shape[-dims:]
     widths: list[int] = []
@@ -196,8 +196,8 @@ F_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3:
 
 def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Adaptive max pooling; in the booleans the average has the same support."""
-    if not arithmetic().saturate:
-        note_bend()
+    if not options().saturate:
+        findings().note_bend()
         return homogeneous(function, x, *args, **kwargs)
     average = getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", ""))
     return homogeneous(average, x, args[0] if args else kwargs["output_size"])
@@ -205,8 +205,8 @@ def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **k
 
 def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
     """max, amax and maximum; in the booleans a sum has the same support."""
-    if not arithmetic().saturate:
-        note_bend()
+    if not options().saturate:
+        findings().note_bend()
         return homogeneous(function, x, *args, **kwargs)
     if (args and isinstance(args[0], Tensor)) or flows(kwargs):
         return homogeneous(torch.add, x, *args, **kwargs)

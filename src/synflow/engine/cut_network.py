@@ -1,0 +1,112 @@
+"""The network that is cut down while it is pruned: which part of the whole one it is, and how to map back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..compaction.cut.surgery import cut as part_of
+from ..compaction.cut.while_pruning import Outline, cut_down, outline
+from ..network.private_copy import Network, open_network
+from .index_map import IndexMap, outside
+
+
+class CutNetwork:
+    """A network of the units that are alive. At first it is the whole network.
+
+    `index_maps` is where the weights of each cut tensor lie in the whole one. `outside` are kept weights that lie
+    outside of the cut network, by flat position in the whole tensor: no flow passes them. `held` is the number of
+    weights at the last cut; `possible` is False once a cut has failed.
+    """
+
+    def __init__(self, network: Network, held: float) -> None:
+        self.whole = self.network = network
+        self.index_maps: dict[str, IndexMap] = {}
+        self.outside: dict[str, Tensor] = {}
+        self.held = held
+        self.possible = True
+        self._model: nn.Module = network.model
+        self._outline: Outline | None = None
+        self._kept: Mapping[str, Mapping[int, Any]] = {}
+
+    @property
+    def idle(self) -> int:
+        """How many kept weights lie outside."""
+        return sum(len(positions) for positions in self.outside.values())
+
+    def smaller(
+        self, magnitudes: Mapping[str, Tensor], masks: dict[str, Tensor], enough: float, check: bool
+    ) -> CutNetwork | None:
+        """The part of this network that masks leave; None where more than `enough` of its weights would stay."""
+        if self._outline is None:
+            self._outline = outline(self._model, self.whole.example)
+        cut = cut_down(self._outline, masks, enough, check)
+        kept = {name: cut.kept[name] for name in masks if name in cut.kept}
+        if not kept:
+            return None
+        chosen = set(magnitudes)
+        small = CutNetwork(self.whole, self.held)
+        small._model, small._kept = cut.apply(self._model, magnitudes), kept
+        small.network = open_network(
+            small._model, self.whole.example, select=lambda name, _: name in chosen,
+            seed=self.whole.seed, score_name=self.whole.score_name, own=True,
+        )  # fmt: skip
+        small.index_maps, small.outside = dict(self.index_maps), dict(self.outside)
+        for name, indices in kept.items():
+            mapped = self.index_maps.get(name) or IndexMap.of(magnitudes[name])
+            positions = mapped.at(outside(masks[name], indices))
+            small.index_maps[name] = mapped.cut(indices)
+            if len(positions):
+                before = small.outside.get(name)
+                small.outside[name] = positions if before is None else torch.cat([before, positions])
+        return small
+
+    def cut_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the network that this one was cut from, cut likewise."""
+        return {name: part_of(tensor, self._kept.get(name, {})) for name, tensor in tensors.items()}
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts of whole tensors that lie in this network."""
+        return {
+            name: tensor.reshape(-1)[self.index_maps[name].flat().long()] if name in self.index_maps else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def widened(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of this network in the shapes of the whole one, zero elsewhere."""
+        full = {}
+        for name, tensor in tensors.items():
+            full[name] = tensor
+            if name in self.index_maps:
+                shape = self.whole.weights[name].shape
+                full[name] = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+                full[name].view(-1).index_copy_(0, self.index_maps[name].flat().view(-1).long(), tensor.reshape(-1))
+        return full
+
+    def keep_only(self, masks: Mapping[str, Tensor]) -> None:
+        """Forget what lies outside and is no longer kept."""
+        kept = {name: positions[masks[name].reshape(-1)[positions]] for name, positions in self.outside.items()}
+        self.outside = {name: positions for name, positions in kept.items() if len(positions)}
+
+
+def share_alive(masks: Mapping[str, Tensor], size: int) -> float:
+    """About how much a cut would leave: the rows and columns that have weights."""
+    return sum(_alive(mask) for mask in masks.values()) / max(size, 1)
+
+
+def _alive(mask: Tensor) -> int:
+    """The size of a tensor without its empty rows and columns."""
+    if mask.dim() < 2 or not mask.numel():
+        return mask.numel()
+    rows = mask.flatten(1)
+    across: Any
+    if mask.device.type == "cpu":  # NumPy is several times as fast
+        array = rows.numpy()
+        number, across = int(np.count_nonzero(array.any(axis=1))), torch.from_numpy(array.any(axis=0))
+    else:
+        number, across = int(rows.any(1).sum()), rows.any(0)
+    return number * mask.shape[2:].numel() * int(across.view(mask.shape[1], -1).any(1).sum())

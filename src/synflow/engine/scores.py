@@ -1,0 +1,172 @@
+"""Scores that are not held: S = |w| dR/d|w| multiplied out a block at a time from factored gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..flow.measure import not_finite
+from .factored_gradient import THIN, FactoredGradient, Factors
+from .thresholds import Thresholds
+
+# No product of a magnitude and a gradient below this overflows float32.
+HUGE = 1e37
+
+
+@dataclass(frozen=True)
+class FactoredScores:
+    """The scores of the kept weights of a network.
+
+    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `masks`. `scales`
+    multiplies the scores of whole tensors (one where a tensor is not named). `loops` are the compiled loops, or None.
+    `places` is where the last sample was taken and `bounds` a bound on the magnitudes of each tensor: both carry over
+    from step to step.
+    """
+
+    magnitudes: dict[str, Tensor]
+    masks: dict[str, Tensor]
+    gradients: dict[str, FactoredGradient]
+    thresholds: Thresholds
+    loops: Any = None
+    scales: dict[str, float] = field(default_factory=dict)
+    places: dict[str, Tensor] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    _factors: dict[str, list[Factors]] = field(default_factory=dict)
+    _pairs: dict[str, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many weights there are, kept or not."""
+        return sum(magnitude.numel() for magnitude in self.magnitudes.values())
+
+    def scale(self, name: str) -> float:
+        """The factor of one tensor's scores."""
+        return self.scales.get(name, 1.0)
+
+    def kept(self, name: str) -> Tensor:
+        """The mask of one tensor."""
+        return self.masks[name] if name in self.masks else self.magnitudes[name] != 0
+
+    def whole(self) -> dict[str, Tensor]:
+        """All scores, held."""
+        scores = {}
+        for name, magnitude in self.magnitudes.items():
+            dtype = torch.float64 if magnitude.dtype == torch.float64 else torch.float32
+            scores[name] = torch.empty(magnitude.shape, dtype=dtype, device=magnitude.device)
+            rows = scores[name].view(self.gradients[name].rows, -1)
+            for start, stop, block in self.blocks(name):
+                rows[start:stop] = block
+        return scores
+
+    def blocks(self, name: str) -> Iterator[tuple[int, int, Tensor]]:
+        """Scores of one tensor as (first row, last row, block); a block is overwritten by the next."""
+        gradient, magnitude, scale = self.gradients[name], self.magnitudes[name], self.scale(name)
+        rows, bounded = magnitude.reshape(gradient.rows, gradient.columns), self.cannot_overflow(name)
+        for start, stop, block in gradient.blocks(self.factors(name), self.thresholds.block, magnitude):
+            block.mul_(rows[start:stop])
+            if scale != 1.0:
+                block.mul_(scale)
+            # Scores are not negative, so one sum finds any that is not finite.
+            if not bounded and not math.isfinite(float(block.sum())):
+                raise not_finite(name, block)
+            yield start, stop, block
+
+    def kept_blocks(self, name: str) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The same, flat, as (first position, mask, block)."""
+        rows = self.gradients[name].rows
+        kept = (self.masks if name in self.masks else self.magnitudes)[name].reshape(rows, -1)
+        for start, stop, block in self.blocks(name):
+            flags = kept[start:stop].reshape(-1)
+            yield start * kept.shape[1], flags if name in self.masks else flags != 0, block.view(-1)
+
+    def total(self, staying: Mapping[str, Tensor]) -> float:
+        """The sum of the scores of the kept weights that other masks do not keep."""
+        sums = []
+        for name in self.magnitudes:
+            stays = staying[name].reshape(-1)
+            for start, kept, block in self.kept_blocks(name):
+                gone = kept & ~stays[start : start + len(kept)]
+                sums.append(float(block[gone].sum(dtype=torch.float64)))
+        return math.fsum(sums)
+
+    def sample(self, total: int) -> np.ndarray:
+        """Sorted scores of some kept weights, each as likely to be among them as any other.
+
+        The positions are remembered from step to step: what is left of a fair sample is a fair sample of what is left.
+        """
+        places, most = self.places, self.thresholds.sample
+        for name in places:
+            places[name] = self._still_kept(name, places[name])
+        size = min(most, max(total // 64, most // 8))
+        if sum(map(len, places.values())) < min(total, size // 2):
+            places.update(self._draw(min(1.0, size / total)))
+        tasks = [partial(self.at, name, here) for name, here in places.items() if len(here)]
+        parts = [task() for task in tasks] if self.loops is None else self.loops.side_by_side(tasks)
+        return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+
+    def at(self, name: str, positions: Tensor) -> np.ndarray:
+        """Scores of one tensor at some flat positions."""
+        weight, scale = self.magnitudes[name].reshape(-1), self.scale(name)
+        pair = self.pair(name) if self.loops is not None else None
+        if pair is None:
+            found = self.gradients[name].at(self.factors(name), positions) * weight[positions]
+            return found.mul_(scale).cpu().numpy() if scale != 1.0 else found.cpu().numpy()
+        values = np.empty(len(positions), pair[0].dtype)
+        self.loops.products_at(positions.numpy(), *pair, weight.numpy(), values)
+        return values if scale == 1.0 else values * values.dtype.type(scale)
+
+    def cannot_overflow(self, name: str) -> bool:
+        """Whether a bound shows that every score of a tensor is finite."""
+        largest = self.gradients[name].largest(self.factors(name)) * self.largest_magnitude(name)
+        return largest < HUGE and largest * self.scale(name) < HUGE
+
+    def largest_magnitude(self, name: str) -> float:
+        """A bound on the magnitudes of one tensor: its largest when it was first asked for."""
+        if name not in self.bounds:
+            self.bounds[name] = float(self.magnitudes[name].amax()) if self.magnitudes[name].numel() else 0.0
+        return self.bounds[name]
+
+    def factors(self, name: str) -> list[Factors]:
+        """The thin matrices of one tensor, made once."""
+        if name not in self._factors:
+            self._factors[name] = self.gradients[name].factors()
+        return self._factors[name]
+
+    def pair(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The gradient of one tensor as `left @ seen.T`, for compiled loops; None where it is not one such product."""
+        if name not in self._pairs:
+            uses, kind = self.gradients[name].factors(), self.magnitudes[name].dtype
+            inner = sum(left.shape[1] for left, _ in uses)
+            serve = self.gradients[name].dense is None and all(part.dtype == kind for use in uses for part in use)
+            self._pairs[name] = None
+            if serve and 0 < inner <= THIN:
+                left, seen = uses[0][0], uses[0][1].t()
+                if len(uses) > 1:
+                    left, seen = torch.cat([use[0] for use in uses], 1), torch.cat([use[1].t() for use in uses], 1)
+                self._pairs[name] = (left.contiguous().numpy(), seen.contiguous().numpy())
+        return self._pairs[name]
+
+    def _draw(self, part: float) -> Iterator[tuple[str, Tensor]]:
+        """Positions of about a part of the kept weights."""
+        for index, (name, magnitude) in enumerate(self.magnitudes.items()):
+            if part == 1.0:
+                yield name, torch.nonzero(self.kept(name).view(-1)).view(-1)
+                continue
+            dice = torch.Generator().manual_seed(index)
+            number = math.ceil(magnitude.numel() * part)
+            positions = torch.randint(magnitude.numel(), (number,), generator=dice).to(magnitude.device)
+            yield name, self._still_kept(name, positions)
+
+    def _still_kept(self, name: str, positions: Tensor) -> Tensor:
+        there = (self.masks if name in self.masks else self.magnitudes)[name].reshape(-1)
+        if there.device.type != "cpu" or there.dtype == torch.bfloat16:
+            return positions[there[positions] != 0]
+        flat = positions.numpy()  # NumPy gathers several times faster than torch does on a CPU
+        return torch.from_numpy(flat[there.numpy()[flat] != 0])

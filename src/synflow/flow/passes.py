@@ -1,0 +1,114 @@
+"""One pass of the flow: what is asked of it (`PassOptions`), what it finds out (`PassFindings`), who may step in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .tensor import Degrees, Flow, as_flow
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """How a pass computes: on magnitudes, or just on whether there is a path.
+
+    `shifts` counts vectors that are added on the way (biases, norm shifts); `sources` counts other constants that
+    enter (class tokens, position tables). Without both, only terms that start at inputs alone remain. `divide` applies
+    divisors; a pass that counts weights per term leaves them out. `saturate` computes in the booleans: one where there
+    is flow, zero where there is none. With `shared`, the two sides of a gate or of attention share the gradient, so
+    that weights before many gates do not count 2, 4, 8, ... times. `follow_inputs` differentiates with respect to the
+    inputs too, to see whether an output depends on one. `trace` follows degrees (how often a term meets each weight
+    tensor) and the flow that leaves each unit.
+    """
+
+    shifts: bool = True
+    sources: bool = True
+    divide: bool = True
+    saturate: bool = False
+    shared: bool = False
+    follow_inputs: bool = False
+    trace: bool = False
+
+
+DEFAULT = PassOptions()
+# Only terms that start at an input or another source count, not those that start at a bias.
+WITHOUT_SHIFTS = PassOptions(shifts=False)
+
+
+@dataclass
+class PassFindings:
+    """What a pass finds out on its way.
+
+    `had_shifts`: a shift counted. `bent`: a maximum or a divisor came after a shift, so that a score may be smaller
+    than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that reads the
+    state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the leaves of a
+    pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped` weights, which
+    were also used outside of a layer.
+    """
+
+    had_shifts: bool = False
+    bent: bool = False
+    loose: bool = False
+    notes: dict[str, None] = field(default_factory=dict)
+    inputs: list[Tensor] = field(default_factory=list)
+    unit_flows: dict[str, Tensor] = field(default_factory=dict)
+    untapped: set[str] = field(default_factory=set)
+
+    def note_bend(self) -> None:
+        """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
+        self.bent = self.bent or self.had_shifts
+
+
+class PassHooks(Protocol):
+    """Where an engine may step into a pass. Without hooks every operation goes by its rule and autograd."""
+
+    def begin(self, weights: Mapping[str, Flow]) -> None:
+        """The weights of the pass that begins, as the flows that operations will meet."""
+
+    def input(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Flow | None:
+        """A flow of ones in a form of the engine's own, or None for a plain one."""
+
+    def operation(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rule: ByRule
+    ) -> Any:
+        """The result of an operation on flows in a form of the engine's own; NotImplemented leaves it to the rule."""
+
+    def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a rule other than a layer's, in a form that every rule can read."""
+
+    def layer(self, function: Callable[..., Any], x: Flow, weight: Flow, settings: tuple[Any, ...]) -> Tensor | None:
+        """A layer without its bias, whose weight gradient the engine keeps; None leaves it to autograd."""
+
+    def output(self, flow: Flow) -> Flow:
+        """An output in plain form."""
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """Take the gradient that autograd made for a weight."""
+
+
+# The way back from a hook to the table of rules: name, function, positional and keyword arguments.
+ByRule = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass
+class FlowPass:
+    """A pass under way. `watched` maps the id of each weight to its name where the pass traces; `constants` is what
+    rules compute from parameters that no pass changes."""
+
+    options: PassOptions = DEFAULT
+    found: PassFindings = field(default_factory=PassFindings)
+    watched: dict[int, str] | None = None
+    constants: dict[Any, Any] = field(default_factory=dict)
+    hooks: PassHooks | None = None
+
+    def started(self, data: Tensor, degrees: Degrees | None = None) -> Flow:
+        """A tensor that starts a flow; a pass that follows inputs will ask for its gradient."""
+        if not self.options.follow_inputs:
+            return as_flow(data, 0, degrees)
+        leaf = as_flow(data.requires_grad_())
+        self.found.inputs.append(leaf)
+        return leaf

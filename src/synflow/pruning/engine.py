@@ -1,0 +1,115 @@
+"""The door between the idea and the engines: the few things that the pruning loop asks of one.
+
+The plain engine (plain_engine.py) does them as the paper writes them down; the fast one (synflow.engine) sooner and in
+less memory. Both choose the same weights: in float64 their masks are equal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..errors import SynflowError
+from ..flow.measure import Measurement
+from ..flow.passes import DEFAULT, PassOptions
+from ..network.private_copy import Network
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine has to know of a run.
+
+    `power` is the power of the weights in the flow. With `balanced`, each score is multiplied by R / F, where F is the
+    flow of its layer: every layer then sums to the flow R. `cuts` are the layers for which F = R by their place in the
+    network. `steps` is how many steps lie ahead, None if that is not known.
+    """
+
+    power: int = 1
+    balanced: bool = False
+    cuts: frozenset[str] = frozenset()
+    steps: int | None = None
+
+
+class StepScores(Protocol):
+    """The scores of one step; `layer_flows` is the flow of each layer, in the units of `flow.value`."""
+
+    flow: Measurement
+
+    @property
+    def layer_flows(self) -> Mapping[str, float]: ...
+
+    def whole(self) -> dict[str, Tensor]:
+        """All scores, in the shapes of the weights."""
+
+
+class Removal(Protocol):
+    """The lightest weights: how many, and what their scores sum to."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def total(self) -> float: ...
+
+
+class Engine(Protocol):
+    """Measure what is left, find the lightest weights, remove them."""
+
+    name: str
+    count: int
+    fallbacks: Mapping[str, str]
+    measurements: int
+
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = math.inf) -> StepScores:
+        """The flow of what is left, and its scores; about `ahead` measurements will follow."""
+
+    def lightest(self, scores: StepScores, number: int, budget: float = math.inf) -> Removal:
+        """The `number` lightest weights; fewer, where their scores would sum to the budget or more."""
+
+    def weigh(self, removal: Removal, scores: StepScores) -> float:
+        """The sum of other scores over a removal."""
+
+    def leaves_a_path(self, removal: Removal) -> bool:
+        """Whether an input still reaches an output after a removal."""
+
+    def remove(self, removal: Removal) -> Callable[[], None]:
+        """Remove weights; what is returned puts them back, until the next measurement with steps ahead."""
+
+    def removal(self, masks: Mapping[str, Tensor], scores: StepScores) -> Removal:
+        """The removal that leaves the given masks of the whole network."""
+
+    def live_layers(self) -> frozenset[str]:
+        """The layers that have a weight on a path from an input to an output."""
+
+    def keep_only(self, masks: Mapping[str, Tensor]) -> None:
+        """Go on with other masks of the whole network, which keep nothing that was pruned."""
+
+    def masks(self) -> dict[str, Tensor]:
+        """The masks of the whole network, in tensors of their own."""
+
+
+# An engine takes and returns scores and removals of its own kind, which the type system cannot express here.
+MakeEngine = Callable[[Network, Mapping[str, Tensor], EngineSettings], Any]
+
+# The engines by name: a module and the class in it. The fast engine stands above this package, so it is named here
+# and loaded when a run asks for it.
+ENGINES = {"fast": ("synflow.engine", "FastEngine"), "plain": ("synflow.pruning.plain_engine", "PlainEngine")}
+
+
+def engine_named(name: str) -> MakeEngine:
+    """An engine by its name."""
+    if name not in ENGINES:
+        raise SynflowError(f"no engine {name!r}; choose from {', '.join(sorted(ENGINES))}")
+    module, kind = ENGINES[name]
+    found: MakeEngine = getattr(importlib.import_module(module), kind)
+    return found
+
+
+def balancing(scores_of: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
+    """R / F for each layer that has a flow F and is no cut: there F = R, and the factor is one to the last bit."""
+    return {name: flow / own for name, own in scores_of.items() if name not in cuts and own > 0}

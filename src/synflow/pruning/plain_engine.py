@@ -1,0 +1,129 @@
+"""Algorithm 1 of the paper as a reader would write it down: the plain engine, and the loop around it.
+
+    masks = 1
+    for k in 1 .. n:
+        R = sum of the outputs for an input of ones, with |weight * mask| in place of each weight
+        S = |weight * mask| * dR/d|weight * mask|
+        masks keep the round(N * density ** (k / n)) weights with the largest S
+
+Chosen with `prune(..., engine="plain")`. Slower than the fast engine, which is checked against it everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..flow.measure import Measurement, measure
+from ..flow.passes import DEFAULT, PassOptions
+from ..flow.paths import connected, reach
+from ..network.private_copy import Network
+from ..support.chunked import count, lightest, total_score
+from ..support.ranking import keep_best
+from .engine import EngineSettings, balancing
+from .schedules import exponential
+
+
+@dataclass(frozen=True)
+class PlainScores:
+    """The scores of one step, held."""
+
+    flow: Measurement
+    scores: dict[str, Tensor]
+    layer_flows: dict[str, float]
+
+    def whole(self) -> dict[str, Tensor]:
+        """All scores."""
+        return self.scores
+
+
+@dataclass(frozen=True)
+class PlainRemoval:
+    """A removal, by the masks that it leaves."""
+
+    number: int
+    total: float
+    masks: dict[str, Tensor]
+    gone: dict[str, Tensor]
+
+
+class PlainEngine:
+    """Dense masks, dense scores, one selection over all of them."""
+
+    name = "plain"
+
+    def __init__(self, network: Network, masks: Mapping[str, Tensor], settings: EngineSettings) -> None:
+        self.network, self.settings = network, settings
+        self.fallbacks: dict[str, str] = {}
+        self.measurements = 0
+        self._masks = dict(masks)
+
+    @property
+    def count(self) -> int:
+        """How many weights are left."""
+        return count(self._masks)
+
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = 0) -> PlainScores:  # noqa: ARG002
+        """S = |w| dR/d|w|; balanced, each layer's scores are scaled to sum to R."""
+        self.measurements += 1
+        flow = measure(self.network, self._masks, power=self.settings.power, options=options, gradients=gradients)
+        flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
+        scores = flow.scores
+        if self.settings.balanced:
+            scales = balancing(flows, flow.value, self.settings.cuts)
+            scores = {name: score * scales[name] if name in scales else score for name, score in scores.items()}
+        return PlainScores(flow, scores, flows)
+
+    def lightest(self, scores: PlainScores, number: int, budget: float = math.inf) -> PlainRemoval:
+        """The weights with the least scores; among equals the later ones."""
+        if budget < math.inf:
+            number = min(number, lightest(scores.scores, self._masks, budget))
+        kept = keep_best(scores.scores, self._masks, self.count - number)
+        gone = {name: mask & ~kept[name] for name, mask in self._masks.items()}
+        return PlainRemoval(number, total_score(scores.scores, gone), kept, gone)
+
+    def weigh(self, removal: PlainRemoval, scores: PlainScores) -> float:
+        """The sum of other scores over a removal."""
+        return total_score(scores.scores, removal.gone)
+
+    def leaves_a_path(self, removal: PlainRemoval) -> bool:
+        """Whether an input still reaches an output."""
+        return connected(self.network, removal.masks)
+
+    def remove(self, removal: PlainRemoval) -> Callable[[], None]:
+        """Go on with the masks that a removal leaves."""
+        before = self._masks
+        self.keep_only(removal.masks)
+        return lambda: self.keep_only(before)
+
+    def removal(self, masks: Mapping[str, Tensor], scores: PlainScores) -> PlainRemoval:
+        """The removal that leaves the given masks."""
+        gone = {name: mask & ~masks[name] for name, mask in self._masks.items()}
+        return PlainRemoval(count(gone), total_score(scores.scores, gone), dict(masks), gone)
+
+    def live_layers(self) -> frozenset[str]:
+        """The layers that have a weight on a path from an input to an output."""
+        found = reach(self.network, self._masks)
+        return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))
+
+    def keep_only(self, masks: Mapping[str, Tensor]) -> None:
+        """Go on with other masks."""
+        self._masks = dict(masks)
+
+    def masks(self) -> dict[str, Tensor]:
+        """The masks."""
+        return {name: mask.clone() for name, mask in self._masks.items()}
+
+
+def algorithm_1(network: Network, density: float, steps: int = 100) -> Iterator[dict[str, Tensor]]:
+    """Algorithm 1 to the letter, without a guard: the masks after each step."""
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    engine = PlainEngine(network, whole, EngineSettings(steps=steps))
+    for step in range(1, steps + 1):
+        keep = round(network.size * exponential(step, steps, density))
+        engine.remove(engine.lightest(engine.measure(), engine.count - keep))
+        yield engine.masks()
