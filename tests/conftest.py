@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from synflow.models.torchvision_cure import cure_torchvision
 
 torch.set_num_threads(1)
+# An unexpected fallback of the fast engine is an error, also in programs that tests start.
+os.environ.setdefault("SYNFLOW_STRICT", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

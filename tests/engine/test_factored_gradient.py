@@ -8,33 +8,39 @@ from torch import nn
 
 import synflow
 import zoo
-from synflow.engine import factored_layers as capture
-from synflow.engine.factored_gradient import Sensitivity
-from synflow.engine.fast import Survivors
-from synflow.engine.select_lightest import Scored
+from synflow.engine import factored_layers
+from synflow.engine.factored_gradient import FactoredGradient
+from synflow.engine.fast import FastEngine
+from synflow.engine.pass_hooks import FastPass
+from synflow.engine.scores import FactoredScores
+from synflow.engine.thresholds import EVERYTHING_ON, Thresholds
 from synflow.flow.measure import absolute, measure
-from synflow.flow.paths import _ones
-from synflow.network.private_copy import open_network
+from synflow.network.private_copy import Network, open_network
+from synflow.pruning.engine import EngineSettings
 
 
 def both(model: nn.Module, example: object) -> tuple[dict, dict]:
     network = open_network(model, example)
     magnitudes = absolute(network, None)
     held = measure(network, magnitudes=magnitudes)
-    lazy = measure(network, magnitudes=magnitudes, lazy=True)
-    assert lazy.value == pytest.approx(held.value, rel=1e-12)
-    assert lazy.exponent == held.exponent
-    assert lazy.scores == {}
-    return held.scores, Scored(magnitudes, _ones(network, None), lazy.sensitivities).whole()
+    hooks = FastPass(Thresholds())
+    factored = measure(network, magnitudes=magnitudes, hooks=hooks)
+    assert factored.value == pytest.approx(held.value, rel=1e-12)
+    assert factored.exponent == held.exponent
+    assert factored.scores == {}
+    for name, gradient in hooks.gradients.items():
+        flow = 0.0 if gradient.flow is None else float(gradient.flow)
+        assert flow == pytest.approx(float(held.scores[name].sum()), rel=1e-9, abs=1e-12)
+    return held.scores, FactoredScores(magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
 
 
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_scores_of_every_network_of_the_zoo(name: str) -> None:
     sample = zoo.ZOO[name]()
-    held, lazy = both(sample.model.double(), sample.example)
-    assert held.keys() == lazy.keys()
+    held, factored = both(sample.model.double(), sample.example)
+    assert held.keys() == factored.keys()
     for key, scores in held.items():
-        torch.testing.assert_close(lazy[key], scores, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(factored[key], scores, rtol=1e-9, atol=1e-12)
 
 
 class Wide(nn.Module):
@@ -53,15 +59,21 @@ class Wide(nn.Module):
         return self.again(self.again(x).relu())  # used twice
 
 
+def factored_gradients(network: Network) -> dict[str, FactoredGradient]:
+    hooks = FastPass(Thresholds())
+    measure(network, hooks=hooks)
+    return hooks.gradients
+
+
 def test_thin_layers_hold_no_gradient() -> None:
     torch.manual_seed(0)
     model, example = Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64)
     network = open_network(model, example, select="*")
-    lazy = measure(network, lazy=True)
+    gradients = factored_gradients(network)
     held = measure(network).scores
-    assert {name for name, s in lazy.sensitivities.items() if s.dense is None} == set(held) - {"linear.bias"}
-    assert len(lazy.sensitivities["again.weight"].uses) == 2
-    scores = Scored(absolute(network, None), _ones(network, None), lazy.sensitivities).whole()
+    assert {name for name, gradient in gradients.items() if gradient.dense is None} == set(held) - {"linear.bias"}
+    assert len(gradients["again.weight"].uses) == 2
+    scores = FactoredScores(absolute(network, None), {}, gradients, Thresholds()).whole()
     for name in ("first.weight", "linear.weight", "matrix", "again.weight"):
         torch.testing.assert_close(scores[name], held[name], rtol=1e-10, atol=0)
 
@@ -70,16 +82,16 @@ def test_thin_layers_hold_no_gradient() -> None:
 def test_single_positions(name: str) -> None:
     torch.manual_seed(1)
     network = open_network(Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64), select="*.weight")
-    sensitivity = measure(network, lazy=True).sensitivities[name]
-    whole = torch.empty(sensitivity.rows, sensitivity.columns, dtype=torch.float64)
-    sensitivity.block(sensitivity.factors(), 0, sensitivity.rows, whole)
-    positions = torch.tensor([0, 7, sensitivity.shape.numel() - 1])
-    found = sensitivity.at(sensitivity.factors(), positions)
+    gradient = factored_gradients(network)[name]
+    whole = torch.empty(gradient.rows, gradient.columns, dtype=torch.float64)
+    gradient.block(gradient.factors(), 0, gradient.rows, whole)
+    positions = torch.tensor([0, 7, gradient.shape.numel() - 1])
+    found = gradient.at(gradient.factors(), positions)
     torch.testing.assert_close(found, whole.view(-1)[positions], rtol=1e-12, atol=0)
 
 
 def test_without_any_use_there_is_no_gradient() -> None:
-    nothing = Sensitivity(torch.Size([2, 3]))
+    nothing = FactoredGradient(torch.Size([2, 3]))
     assert nothing.block([], 0, 2, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
     assert nothing.at([], torch.tensor([1, 4])).tolist() == [0.0, 0.0]
 
@@ -96,9 +108,10 @@ def test_half_precision_weights_give_the_masks_of_the_same_numbers_in_single_pre
 
 def test_layers_read_half_precision_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 4)).to(torch.bfloat16)
-    left = Survivors(open_network(model, torch.ones(1, 3, 4, 4)), full(model), 1)
-    assert {magnitude.dtype for magnitude in left.magnitudes.values()} == {torch.bfloat16}
-    squared = Survivors(open_network(model, torch.ones(1, 3, 4, 4)), full(model), 2)
+    network = open_network(model, torch.ones(1, 3, 4, 4))
+    engine = FastEngine(network, full(model), EngineSettings())
+    assert {magnitude.dtype for magnitude in engine.magnitudes.values()} == {torch.bfloat16}
+    squared = FastEngine(network, full(model), EngineSettings(power=2))
     assert {magnitude.dtype for magnitude in squared.magnitudes.values()} == {torch.float32}
 
 
@@ -109,12 +122,12 @@ def full(model: nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("part", [1, 30, 1 << 20])
 @pytest.mark.parametrize("input_first", [False, True])
 def test_half_precision_is_widened_in_parts(part: int, input_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "PART", part)
+    monkeypatch.setattr(factored_layers, "PART", part)
     torch.manual_seed(0)
     weight = torch.rand(7, 5).bfloat16()
     x = torch.rand(3, 7 if input_first else 5, requires_grad=True)
-    sensitivity = Sensitivity(weight.shape)
-    found = capture._Linear.apply(x, weight.requires_grad_(), sensitivity, input_first)
+    factors = FactoredGradient(weight.shape)
+    found = factored_layers._Linear.apply(x, weight.requires_grad_(), factors, input_first)
     wide = weight.detach().float() if input_first else weight.detach().float().t()
     torch.testing.assert_close(found, x @ wide)
     (gradient,) = torch.autograd.grad(found.sum(), x)

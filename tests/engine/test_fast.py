@@ -1,8 +1,7 @@
-"""Going on with the compacted network gives the masks of the whole one."""
+"""The fast engine at work: cutting down, idle weights, undoing removals, fallbacks, and the same weights kept."""
 
 from __future__ import annotations
 
-import logging
 import math
 
 import pytest
@@ -10,21 +9,24 @@ import torch
 from torch import nn
 
 import synflow
-from synflow.engine import candidate_passes as picking
-from synflow.engine import fast as survivors
-from synflow.engine.fast import Survivors
-from synflow.network.private_copy import open_network
-from synflow.pruning.schedules import exponential
-from synflow.support.ranking import keep_best
+from synflow.engine import EVERYTHING_ON, FastEngine, Thresholds, compiled, using
+from synflow.network.private_copy import Network, open_network
+from synflow.pruning.engine import EngineSettings
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut down as often as possible, however small the network."""
-    monkeypatch.setattr(survivors, "SMALL", 0)
-    monkeypatch.setattr(survivors, "COST", 0)
-    for share in ("LEFT", "GAIN", "WORTH"):
-        monkeypatch.setattr(survivors, share, 0.99)
+def everything():
+    """Every part of the engine is used, however small the network."""
+    with using(EVERYTHING_ON):
+        yield
+
+
+def engine_for(network: Network, masks: dict[str, torch.Tensor] | None = None, **settings: object) -> FastEngine:
+    full = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    engine = FastEngine(network, full, EngineSettings(**settings))
+    if masks is not None:
+        engine.keep_only(masks)
+    return engine
 
 
 def chain() -> tuple[nn.Module, torch.Tensor]:
@@ -75,15 +77,6 @@ def gated() -> tuple[nn.Module, torch.Tensor]:
     return Gated().double(), torch.ones(1, 8, dtype=torch.float64)
 
 
-def plainly(model: nn.Module, example: torch.Tensor, keep: int, steps: int) -> dict[str, torch.Tensor]:
-    masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
-    total = sum(mask.numel() for mask in masks.values())
-    for step in range(1, steps + 1):
-        scores = synflow.score(model, example, masks=masks)
-        masks = keep_best(scores, masks, round(total * exponential(step, steps, keep / total)))
-    return masks
-
-
 def wide() -> tuple[nn.Module, torch.Tensor]:
     """Images that fold, a pool, layers with more positions than units, a mean over all of them."""
     torch.manual_seed(3)
@@ -96,24 +89,27 @@ def wide() -> tuple[nn.Module, torch.Tensor]:
     return model.double(), torch.ones(1, 3, 20, 20, dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("loops", ["compiled", "not compiled"])
 @pytest.mark.parametrize("network", [chain, residual, gated, wide])
 @pytest.mark.parametrize("compression", [5, 30])
-def test_masks_are_those_of_the_whole_network(
+def test_masks_are_those_of_the_plain_engine(
     network, compression: float, loops: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if loops == "compiled":
         pytest.importorskip("numba", reason="the extra `fast` is not installed")
-        monkeypatch.setattr(picking, "LARGE", 0)
+    else:
+        monkeypatch.setattr(compiled, "kernels", lambda: None)
+        monkeypatch.setattr(compiled, "already", lambda: None)
     model, example = network()
-    masks = synflow.prune(model, example, compression=compression, steps=40, guard=False)
-    slow = plainly(model, example, masks.about["kept"], 40)
-    for name in slow:
-        assert torch.equal(masks[name], slow[name]), name
+    found, expected = (
+        synflow.prune(model, example, compression=compression, steps=40, guard=False, engine=engine)
+        for engine in ("fast", "plain")
+    )
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("everything")
 def test_steps_show_the_whole_network() -> None:
     model, example = chain()
     shapes = {name: weight.shape for name, weight in synflow.prunable(model).items()}
@@ -130,62 +126,129 @@ def test_steps_show_the_whole_network() -> None:
         before = step.masks
 
 
-@pytest.mark.usefixtures("eager")
+def held(engine: FastEngine) -> int:
+    return sum(magnitude.numel() for magnitude in engine.magnitudes.values())
+
+
+@pytest.mark.usefixtures("everything")
 def test_the_network_held_becomes_smaller() -> None:
     model, example = chain()
     network = open_network(model, example)
     masks = synflow.prune(model, example, compression=60, steps=60)
-    left = Survivors(network, {name: torch.ones_like(mask) for name, mask in masks.items()}, 1)
-    left.replace(masks)
-    left.shrink()
-    held = sum(magnitude.numel() for magnitude in left.magnitudes.values())
-    assert held < 0.3 * network.size
-    assert left.count == sum(int(mask.sum()) for mask in masks.values())
-    whole = left.whole_masks()
-    assert all(torch.equal(whole[name], masks[name]) for name in masks)
-    flow, _ = left.measure()
+    engine = engine_for(network, masks)
+    flow = engine.measure(ahead=math.inf).flow
+    assert held(engine) < 0.3 * network.size
+    assert engine.count == sum(int(mask.sum()) for mask in masks.values())
+    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
     assert flow.log2 == pytest.approx(synflow.certify(model, masks, example).flow_log2, abs=1e-9)
 
 
-@pytest.mark.usefixtures("eager")
-def test_idle_weights_stay_counted_and_go_first() -> None:
-    model, example = chain()
-    network = open_network(model, example)
+@pytest.fixture
+def idle() -> tuple[FastEngine, dict[str, torch.Tensor]]:
+    """A cut engine with eight units that hear nothing, though what they send is kept."""
+    network = open_network(*chain())
     masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
-    masks["0.weight"][4:] = False  # eight units hear nothing, but what they send is kept
-    left = Survivors(network, {name: torch.ones_like(mask) for name, mask in masks.items()}, 1)
-    left.replace(masks)
-    left.shrink()
-    assert left.idle == 24 * 8 * 9
-    assert all(torch.equal(left.whole_masks()[name], masks[name]) for name in masks)
-    left.drop(survivors.Lightest(0, 0.0, pieces=[]), left.measure()[1])
-    assert left.idle == 0
-    assert left.count == sum(int(mask.sum()) for mask in masks.values()) - 24 * 8 * 9
-    assert not left.whole_masks()["3.weight"][:, 4:].any()
+    masks["0.weight"][4:] = False
+    with using(EVERYTHING_ON):
+        engine = engine_for(network, masks)
+    engine.measure(ahead=math.inf)
+    assert held(engine) < network.size
+    return engine, masks
 
 
-@pytest.mark.usefixtures("eager")
-def test_a_network_that_cannot_be_followed_stays_whole(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+IDLE = 24 * 8 * 9
+
+
+def test_idle_weights_stay_counted_and_go_first(idle) -> None:
+    engine, masks = idle
+    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
+    scores = engine.measure()
+    going = engine.lightest(scores, IDLE)
+    assert (going.number, going.total) == (IDLE, 0.0)
+    undo = engine.remove(going)
+    assert engine.count == sum(int(mask.sum()) for mask in masks.values()) - IDLE
+    assert not engine.masks()["3.weight"][:, 4:].any()
+    undo()
+    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
+
+
+def test_of_idle_weights_some_can_go(idle) -> None:
+    """Fewer than there are: the later ones, as of all equal scores."""
+    engine, masks = idle
+    scores = engine.measure()
+    going = engine.lightest(scores, 10)
+    assert (going.number, going.total) == (10, 0.0)
+    assert engine.leaves_a_path(going)
+    assert engine.weigh(going, scores) == 0.0
+    undo = engine.remove(going)
+    left = engine.masks()
+    assert engine.count == sum(int(mask.sum()) for mask in left.values())
+    expected = masks["3.weight"].clone()
+    expected.view(-1)[
+        torch.nonzero((masks["3.weight"] & ~masks["0.weight"].any((1, 2, 3))[:, None, None]).view(-1))[-10:]
+    ] = False
+    assert torch.equal(left["3.weight"], expected)
+    undo()
+    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.6])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_removals_can_be_undone(share: float, zeros: bool) -> None:
+    """Whether few go, which are listed, or many, which are found again; and where zeros are kept."""
+    model, example = chain()
+    if zeros:
+        with torch.no_grad():
+            model[3].weight[:, 1] = 0.0
+    network = open_network(model, example)
+    engine = engine_for(network)
+    masks, flow = engine.masks(), engine.measure().flow
+    before = {name: magnitude.clone() for name, magnitude in engine.magnitudes.items()}
+    scores = engine.measure()
+    going = engine.lightest(scores, int(share * network.size))
+    undo = engine.remove(going)
+    assert engine.count == network.size - going.number == sum(int(mask.sum()) for mask in engine.masks().values())
+    assert zeros or engine.measure().flow.value < flow.value
+    undo()
+    assert engine.count == network.size
+    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
+    assert all(torch.equal(engine.magnitudes[name], before[name]) for name in before)
+    assert engine.measure().flow.log2 == flow.log2
+
+
+def test_a_removal_is_weighed_by_other_scores() -> None:
+    network = open_network(*chain())
+    engine = engine_for(network)
+    scores = engine.measure()
+    going = engine.lightest(scores, 500)
+    assert engine.weigh(going, scores) == going.total
+    doubled = engine_for(network, power=2).measure()
+    undo = engine.remove(going)
+    gone = {name: ~mask for name, mask in engine.masks().items()}
+    undo()
+    expected = sum(float(score[gone[name]].sum()) for name, score in doubled.whole().items())
+    assert engine.weigh(going, doubled) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.usefixtures("everything")
+def test_a_network_that_cannot_be_followed_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no tape")
 
-    monkeypatch.setattr("synflow.compaction.cut.while_pruning.outline", refuse)
+    monkeypatch.setattr("synflow.engine.cut_network.outline", refuse)
+    monkeypatch.setenv("SYNFLOW_STRICT", "0")
     model, example = chain()
-    with caplog.at_level(logging.DEBUG, logger="synflow"):
-        masks = synflow.prune(model, example, compression=30, steps=20)
-    assert "is not cut down while it is pruned: RuntimeError: no tape" in caplog.text
-    slow = plainly(model, example, masks.about["kept"], 20)
-    assert all(torch.equal(masks[name], slow[name]) for name in slow)
+    masks = synflow.prune(model, example, compression=30, steps=20)
+    assert masks.about["engine"]["fallbacks"] == {"cutting down": "RuntimeError: no tape"}
+    plain = synflow.prune(model, example, compression=30, steps=20, engine="plain")
+    assert all(torch.equal(masks[name], plain[name]) for name in plain)
 
 
-@pytest.mark.usefixtures("eager")
-def test_a_flow_that_changes_stops_the_cutting(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("everything")
+def test_a_flow_that_changes_stops_the_cutting() -> None:
     model, example = gated()
-    with caplog.at_level(logging.DEBUG, logger="synflow"):
-        synflow.prune(model, example, compression=30, steps=40)
-    assert "its flow changes" in caplog.text
+    masks = synflow.prune(model, example, compression=30, steps=40)
+    assert masks.about["engine"]["fallbacks"]["cutting down"].startswith("the flow changes from")
 
 
 @pytest.mark.parametrize("compression", [1.25, 2.0, 20.0])
@@ -196,9 +259,7 @@ def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> Non
     zero = torch.rand(20, 30) < 0.3
     with torch.no_grad():
         model[0].weight[zero] = 0.0
-    network = open_network(model, torch.ones(1, 30))
-    left = Survivors(network, {name: torch.ones_like(w, dtype=torch.bool) for name, w in network.weights.items()}, 1)
-    assert set(left.masks) == {"0.weight"}
+    assert set(engine_for(open_network(model, torch.ones(1, 30))).kept_zeros) == {"0.weight"}
     masks = synflow.prune(model, torch.ones(1, 30), compression=compression, steps=10)
     kept = round(800 / compression)
     assert sum(int(mask.sum()) for mask in masks.values()) == kept
@@ -206,17 +267,13 @@ def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> Non
     assert int((masks["0.weight"] & zero).sum()) == max(int(zero.sum()) - gone, 0)
 
 
-@pytest.mark.usefixtures("eager")
 def test_no_cut_is_made_that_would_not_pay() -> None:
-    model, example = chain()
+    network = open_network(*chain())
+    masks = synflow.prune(*chain(), compression=10, steps=20)
     sizes = []
     for ahead in (3.0, math.inf):
-        network = open_network(model, example)
-        masks = synflow.prune(model, example, compression=10, steps=20)
-        left = Survivors(network, dict(masks), 1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(survivors, "COST", 14)
-            left._held = math.inf
-            left.shrink(ahead)
-        sizes.append(left.small.size)
+        with using(Thresholds(cut_from_weights=0)):
+            engine = engine_for(network, dict(masks))
+        engine.measure(ahead=ahead)
+        sizes.append(held(engine))
     assert sizes[0] == network.size > sizes[1]

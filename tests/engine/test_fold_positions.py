@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import synflow
 from checks import Function
-from synflow.engine import fast as survivors
+from synflow.engine import EVERYTHING_ON, FastEngine, Thresholds, using
 from synflow.engine import fold_positions as folding
-from synflow.engine.fast import Survivors
-from synflow.engine.select_lightest import Scored
+from synflow.engine.pass_hooks import FastPass
+from synflow.engine.scores import FactoredScores
 from synflow.flow.measure import absolute, measure
-from synflow.flow.paths import _ones
 from synflow.flow.tensor import Flow, as_flow
-from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
+from synflow.pruning.engine import EngineSettings
 
 
 def both(model: nn.Module, example: Tensor) -> int:
@@ -29,9 +25,10 @@ def both(model: nn.Module, example: Tensor) -> int:
     network = open_network(model.double(), example.double())
     magnitudes = absolute(network, None)
     plain = measure(network, magnitudes=magnitudes)
-    folded = measure(network, magnitudes=magnitudes, lazy=True, fold=True)
+    hooks = FastPass(Thresholds(), network.constants)
+    folded = measure(network, magnitudes=magnitudes, hooks=hooks)
     assert folded.log2 == pytest.approx(plain.log2, abs=1e-12)
-    scores = Scored(magnitudes, _ones(network, None), folded.sensitivities).whole()
+    scores = FactoredScores(magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
     unit = 2.0 ** (folded.exponent - plain.exponent)
     for name, score in plain.scores.items():
         torch.testing.assert_close(scores[name] * unit, score, rtol=1e-10, atol=1e-12 * plain.value)
@@ -114,7 +111,7 @@ def test_few_positions_are_computed() -> None:
 
     original, folding._shortened = folding._shortened, windows
     try:
-        measure(network, lazy=True, fold=True)
+        measure(network, hooks=FastPass(Thresholds(), network.constants))
     finally:
         folding._shortened = original
     assert seen == [(3, 3), (5, 5)]
@@ -167,29 +164,15 @@ class Aliased(nn.Module):
         return self.head((y + z).mean((2, 3)))
 
 
-def test_a_network_whose_flow_would_change_is_not_folded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(survivors, "LARGE", 0)
+def test_a_network_whose_flow_would_change_is_not_folded() -> None:
     for model, folds in ((Aliased(), False), (nn.Sequential(*MODELS["residual"]()), True)):
         network = open_network(model, torch.zeros(1, 3, 12, 12))
         masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
-        with caplog.at_level(logging.DEBUG, "synflow"):
-            assert Survivors(network, masks, 1)._folds == folds
-    assert "the flow changes" in caplog.text
-
-
-@pytest.mark.parametrize("compression", [4, 30])
-def test_pruning_keeps_the_same_weights(monkeypatch: pytest.MonkeyPatch, compression: float) -> None:
-    """Float64, where rounding decides nothing."""
-    model, example = build("resnet20", classes=10).double(), torch.zeros(1, 3, 20, 20, dtype=torch.float64)
-    kept = []
-    for large in (0, 10**9):
-        monkeypatch.setattr(survivors, "LARGE", large)
-        monkeypatch.setattr(survivors, "SMALL", 0)
-        monkeypatch.setattr(survivors, "COST", 0)
-        kept.append(synflow.prune(model, example, compression=compression, steps=8))
-    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+        with using(EVERYTHING_ON):
+            engine = FastEngine(network, masks, EngineSettings(steps=9))
+        assert ("folding" not in engine.fallbacks) == folds
+        if not folds:
+            assert engine.fallbacks["folding"].startswith("the flow changes")
 
 
 def test_unfolding_puts_every_position_back() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synflow.compaction.cut.surgery import cut
-from synflow.engine.index_map import Origin, outside
+from synflow.engine.index_map import IndexMap, outside
 
 
 def some(draw: Any, length: int) -> list[int]:
@@ -37,13 +37,13 @@ def cuts(draw: Any, shape: tuple[int, ...], groups: int) -> dict[int, Any]:
 def test_places_are_followed_through_cuts(data: Any, groups: int, more: list[int]) -> None:
     shape = (groups * data.draw(st.integers(1, 4)), *more)
     whole = torch.arange(torch.Size(shape).numel()).view(shape)
-    origin, part = Origin.of(whole), whole
+    positions, part = IndexMap.of(whole), whole
     for _ in range(3):
         kept = data.draw(cuts(tuple(part.shape), groups))
         mask = torch.rand(part.shape) < 0.6
         gone = outside(mask, kept)
         inside = cut(torch.arange(part.numel()).view(part.shape), kept).view(-1)
         assert set(gone.tolist()) == set(torch.nonzero(mask.view(-1)).view(-1).tolist()) - set(inside.tolist())
-        assert torch.equal(origin.at(gone), part.reshape(-1)[gone])
-        origin, part = origin.cut(kept), cut(part, kept)
-        assert torch.equal(origin.flat().long(), part)
+        assert torch.equal(positions.at(gone), part.reshape(-1)[gone])
+        positions, part = positions.cut(kept), cut(part, kept)
+        assert torch.equal(positions.flat().long(), part)

@@ -13,18 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import synflow
-from synflow.engine import candidate_passes as picking
-from synflow.engine.factored_gradient import Sensitivity, Use
-from synflow.engine.select_lightest import Scored, lightest_weights
+from synflow.engine import candidate_passes
+from synflow.engine.factored_gradient import FactoredGradient, Use
+from synflow.engine.scores import FactoredScores
+from synflow.engine.select_lightest import lightest_weights, remove
+from synflow.engine.thresholds import Thresholds
 
 pytest.importorskip("numba", reason="the extra `fast` is not installed")
 
 from synflow.engine import kernels
 
 
-def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> Scored:
+def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> FactoredScores:
     """Tensors whose gradients are held whole, are one product, two, or both; some are those of convolutions."""
-    magnitudes, sensitivities = {}, {}
+    magnitudes, gradients = {}, {}
     for index, kind in enumerate(kinds):
         rows, columns, kernel = (
             int(rng.integers(1, 40)),
@@ -36,16 +38,16 @@ def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> S
         shape, name = torch.Size([rows, columns, *kernel]), str(index)
         columns *= math.prod(kernel)
         magnitudes[name] = torch.from_numpy((1.0 - rng.random(shape)) * (rng.random(shape) < 0.7)).to(dtype)
-        sensitivity = Sensitivity(shape)
+        gradient = FactoredGradient(shape)
         if "dense" in kind:
-            sensitivity.add_dense(torch.from_numpy(rng.random(shape)).to(dtype))
+            gradient.add_dense(torch.from_numpy(rng.random(shape)).to(dtype))
         for _ in range(kind.count("product")):
             inner = int(rng.integers(1, 20))
             left, right = rng.random((rows, inner)), rng.random((inner, columns))
             left, right = (part * (rng.random(part.shape) < rng.choice([0.3, 1.0])) for part in (left, right))
-            sensitivity.uses.append(Use(torch.from_numpy(left).to(dtype), torch.from_numpy(right).to(dtype)))
-        sensitivities[name] = sensitivity
-    return Scored(magnitudes, {}, sensitivities)
+            gradient.uses.append(Use(torch.from_numpy(left).to(dtype), torch.from_numpy(right).to(dtype)))
+        gradients[name] = gradient
+    return FactoredScores(magnitudes, {}, gradients, Thresholds())
 
 
 KINDS = st.lists(
@@ -60,12 +62,12 @@ def test_light_weights_are_found(seed: int, kinds: list[str], dtype: torch.dtype
     every = np.concatenate([score[scored.kept(name)].numpy() for name, score in scored.whole().items()])
     high = float(np.quantile(every, part)) if len(every) else 1.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(picking, "CHUNK", 1 << 11)
-        expected = picking.find_light(scored, high * 1.0001, 0.1)
+        patch.setattr(candidate_passes, "CHUNK", 1 << 11)
+        expected = candidate_passes.find_light(scored, high * 1.0001, 0.1)
         # Nothing is expected: rooms have to grow.
-        found = picking.find_light(dataclasses.replace(scored, compiled=kernels), high * 1.0001, 0.0)
+        found = candidate_passes.find_light(dataclasses.replace(scored, loops=kernels), high * 1.0001, 0.0)
 
-    def listed(pieces: list[picking.Piece]) -> dict[tuple[str, int], float]:
+    def listed(pieces: list[candidate_passes.Piece]) -> dict[tuple[str, int], float]:
         flat = [(p.name, int(place), float(v)) for p in pieces for place, v in zip(p.places, p.values, strict=True)]
         assert len({(name, place) for name, place, _ in flat}) == len(flat)
         return {(name, place): value for name, place, value in flat}
@@ -81,11 +83,11 @@ def test_light_weights_are_found(seed: int, kinds: list[str], dtype: torch.dtype
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), KINDS, st.integers(1, 12))
 def test_the_same_weights_go(seed: int, kinds: list[str], percent: int) -> None:
-    def left(compiled: Any) -> tuple[Any, Scored]:
-        scored = dataclasses.replace(network(np.random.default_rng(seed), torch.float64, kinds), compiled=compiled)
+    def left(loops: Any) -> tuple[Any, FactoredScores]:
+        scored = dataclasses.replace(network(np.random.default_rng(seed), torch.float64, kinds), loops=loops)
         total = sum(int(scored.kept(name).sum()) for name in scored.magnitudes)
         going = lightest_weights(scored, total, total * percent // 100)
-        scored.remove(going)
+        remove(scored, going)
         return going, scored
 
     (slow, expected), (fast, found) = left(None), left(kernels)
@@ -120,19 +122,19 @@ def test_bounds_of_equal_columns_are_close() -> None:
 
 def test_negative_factors_have_no_bounds() -> None:
     shape = torch.Size([4, 4])
-    sensitivity = Sensitivity(shape, uses=[Use(torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), torch.ones(1, 4))])
-    scored = Scored({"a": torch.ones(shape)}, {}, {"a": sensitivity}, compiled=kernels)
-    (piece,) = picking.find_light(scored, 1.5, 0.1).pieces
+    gradient = FactoredGradient(shape, uses=[Use(torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), torch.ones(1, 4))])
+    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
+    (piece,) = candidate_passes.find_light(scored, 1.5, 0.1).pieces
     assert sorted(piece.values.tolist()) == [-1.0] * 4 + [1.0] * 4
 
 
 def test_zeros_that_are_kept_are_found_by_their_masks() -> None:
     shape = torch.Size([2, 3])
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    ones = Sensitivity(shape, uses=[Use(torch.ones(2, 1), torch.ones(1, 3))])
+    ones = FactoredGradient(shape, uses=[Use(torch.ones(2, 1), torch.ones(1, 3))])
     weights = torch.tensor([[0.0, 5.0, 0.0], [1.0, 0.0, 2.0]])
-    scored = Scored({"a": weights}, {"a": mask}, {"a": ones}, compiled=kernels)
-    scored.remove(lightest_weights(scored, 5, 3))
+    scored = FactoredScores({"a": weights}, {"a": mask}, {"a": ones}, Thresholds(), loops=kernels)
+    remove(scored, lightest_weights(scored, 5, 3))
     assert mask.tolist() == [[False, True, False], [False, False, True]]
     assert weights.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 2.0]]
 
@@ -147,9 +149,9 @@ def test_half_precision_goes_without(dtype: torch.dtype) -> None:
 
 def test_of_equals_the_last_ones_go() -> None:
     shape = torch.Size([37, 50])
-    ones = Sensitivity(shape, uses=[Use(torch.ones(37, 1), torch.ones(1, 50))])
-    scored = Scored({"a": torch.ones(shape)}, {}, {"a": ones}, compiled=kernels)
-    scored.remove(lightest_weights(scored, 1850, 123))
+    ones = FactoredGradient(shape, uses=[Use(torch.ones(37, 1), torch.ones(1, 50))])
+    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": ones}, Thresholds(), loops=kernels)
+    remove(scored, lightest_weights(scored, 1850, 123))
     mask = scored.kept("a")
     assert mask.view(-1)[: 1850 - 123].all()
     assert not mask.view(-1)[1850 - 123 :].any()
@@ -157,10 +159,10 @@ def test_of_equals_the_last_ones_go() -> None:
 
 def test_scores_that_may_overflow_are_looked_at() -> None:
     shape = torch.Size([4, 4])
-    sensitivity = Sensitivity(shape, uses=[Use(torch.full((4, 1), 1e30), torch.full((1, 4), 1e30))])
-    scored = Scored({"a": torch.ones(shape)}, {}, {"a": sensitivity}, compiled=kernels)
+    gradient = FactoredGradient(shape, uses=[Use(torch.full((4, 1), 1e30), torch.full((1, 4), 1e30))])
+    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
     with pytest.raises(Exception, match="16 of 16 flow scores are not finite"):
-        picking.find_light(scored, 1.0, 0.1)
+        candidate_passes.find_light(scored, 1.0, 0.1)
 
 
 def test_errors_in_a_thread_reach_the_caller() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from synflow.engine import select_lightest as lightest
-from synflow.engine.factored_gradient import Sensitivity
-from synflow.engine.select_lightest import Lightest, Scored, lightest_weights
+from synflow.engine.factored_gradient import FactoredGradient
+from synflow.engine.scores import FactoredScores
+from synflow.engine.select_lightest import Lightest, lightest_weights, masks_without, put_back, remove, take
+from synflow.engine.thresholds import Thresholds
 from synflow.errors import SynflowError
 
 
-def scored(scores: dict[str, Tensor], masks: dict[str, Tensor] | None = None) -> Scored:
+def scored(
+    scores: dict[str, Tensor], masks: dict[str, Tensor] | None = None, thresholds: Thresholds | None = None
+) -> FactoredScores:
     """Given scores, as magnitudes with a gradient of one."""
-    ones = {name: Sensitivity(s.shape, dense=torch.ones_like(s)) for name, s in scores.items()}
+    ones = {name: FactoredGradient(s.shape, dense=torch.ones_like(s)) for name, s in scores.items()}
     kept = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if masks is None else masks
-    return Scored(scores, kept, ones)
+    return FactoredScores(scores, kept, ones, thresholds or Thresholds())
 
 
 def by_sorting(scores: dict[str, Tensor], masks: dict[str, Tensor], number: int) -> set[tuple[str, int]]:
@@ -36,11 +38,13 @@ def by_sorting(scores: dict[str, Tensor], masks: dict[str, Tensor], number: int)
     return {(name, -index) for _, _, index, name in sorted(entries)[:number]}
 
 
-def chosen(scores: dict[str, Tensor], masks: dict[str, Tensor], number: int) -> tuple[Lightest, set[tuple[str, int]]]:
+def chosen(
+    scores: dict[str, Tensor], masks: dict[str, Tensor], number: int, thresholds: Thresholds | None = None
+) -> tuple[Lightest, set[tuple[str, int]]]:
     """What goes, by the masks and magnitudes that are left."""
-    weights = scored({n: s.clone() for n, s in scores.items()}, {n: m.clone() for n, m in masks.items()})
+    weights = scored({n: s.clone() for n, s in scores.items()}, {n: m.clone() for n, m in masks.items()}, thresholds)
     found = lightest_weights(weights, sum(int(mask.sum()) for mask in masks.values()), number)
-    weights.remove(found)
+    remove(weights, found)
     gone = {name: masks[name] & ~weights.masks[name] for name in masks}
     for name in masks:
         stays = weights.masks[name]
@@ -60,11 +64,7 @@ def test_as_by_sorting(seed: int, percent: int, ties: bool, small: bool) -> None
     masks = {name: torch.from_numpy(rng.random(s.shape) < 0.7) for name, s in scores.items()}
     total = sum(int(mask.sum()) for mask in masks.values())
     number = total * percent // 100
-    with pytest.MonkeyPatch.context() as patch:
-        if small:
-            patch.setattr(lightest, "SAMPLE", 16)
-            patch.setattr(lightest, "BLOCK", 64)
-        found, gone = chosen(scores, masks, number)
+    found, gone = chosen(scores, masks, number, Thresholds(sample=16, block=64) if small else None)
     assert gone == by_sorting(scores, masks, number)
     assert found.number == number
     assert found.total == pytest.approx(sum(float(scores[n].flatten()[i]) for n, i in gone), rel=1e-6)
@@ -82,21 +82,19 @@ def test_many_are_not_listed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("listed", [True, False])
-def test_what_goes_becomes_zero_and_nothing_else(dtype: torch.dtype, listed: bool, monkeypatch: Any) -> None:
-    if not listed:
-        monkeypatch.setattr(lightest, "MANY", 0)
+def test_what_goes_becomes_zero_and_nothing_else(dtype: torch.dtype, listed: bool) -> None:
     torch.manual_seed(0)
     magnitudes = {"a": torch.rand(40, 30).to(dtype), "b": torch.rand(5, 8).to(dtype)}
     masks = {name: torch.rand(m.shape) < 0.8 for name, m in magnitudes.items()}
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    ones = {name: Sensitivity(m.shape, torch.ones(m.shape, dtype=wide)) for name, m in magnitudes.items()}
+    ones = {name: FactoredGradient(m.shape, torch.ones(m.shape, dtype=wide)) for name, m in magnitudes.items()}
     for name, mask in masks.items():
         magnitudes[name].masked_fill_(~mask, 0.0)
     before, kept = {n: m.clone() for n, m in magnitudes.items()}, sum(int(m.sum()) for m in masks.values())
-    held = Scored(magnitudes, masks, ones)
+    held = FactoredScores(magnitudes, masks, ones, Thresholds() if listed else Thresholds(list_most=0))
     found = lightest_weights(held, kept, 60)
     assert (found.pieces is not None) == listed
-    held.remove(found)
+    remove(held, found)
     assert sum(int(mask.sum()) for mask in masks.values()) == kept - 60
     for name, mask in masks.items():
         torch.testing.assert_close(magnitudes[name], before[name] * mask, rtol=0, atol=0)
@@ -128,14 +126,14 @@ def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
     weights = scored({n: s.clone() for n, s in scores.items()})
     number = int(share * 1550)
     found = lightest_weights(weights, 1550, number)
-    trial = weights.masks_without(found)
+    trial = masks_without(weights, found)
     assert all(bool(mask.all()) for mask in weights.masks.values())
     assert all(torch.equal(weights.magnitudes[n], scores[n]) for n in scores)
     assert sum(int((~mask).sum()) for mask in trial.values()) == number
     lost = sum(float(s[~trial[n]].double().sum()) for n, s in scores.items())
     assert math.isclose(weights.total(trial), lost, rel_tol=1e-6)
     assert weights.total(weights.masks) == 0.0
-    weights.remove(found)
+    remove(weights, found)
     assert all(torch.equal(weights.masks[n], trial[n]) for n in scores)
 
 
@@ -156,13 +154,13 @@ def test_what_was_taken_can_be_put_back(number: int, ties: bool) -> None:
     total = sum(int(mask.sum()) for mask in masks.values())
     found = lightest_weights(trial, total, number)
     assert found.pieces is not None
-    taken = trial.take(found)
-    removed.remove(found)
+    taken = take(trial, found)
+    remove(removed, found)
     for name in scores:
         assert torch.equal(trial.masks[name], removed.masks[name])
         assert torch.equal(trial.magnitudes[name], removed.magnitudes[name])
     assert sum(int(mask.sum()) for mask in trial.masks.values()) == total - number
-    trial.put_back(found, taken)
+    put_back(trial, found, taken)
     for name in scores:
         assert torch.equal(trial.masks[name], masks[name])
         assert torch.equal(trial.magnitudes[name], magnitudes[name])

@@ -53,7 +53,7 @@ def lightest_weights(scores: FactoredScores, total: int, number: int, budget: fl
         top, bottom = math.ceil(position + spread), math.floor(position - spread)
         high = float(sample[top]) if top < len(sample) else math.inf
         low = -math.inf if few or bottom < 0 else float(sample[bottom])
-        found = find_light(scores, high, position / len(sample)) if few else find_between(scores, low, high)
+        found = find_light(scores, high, position / max(len(sample), 1)) if few else find_between(scores, low, high)
         values = np.concatenate([piece.values for piece in found.pieces])
         gathered = found.below + len(values)
         affordable = _affordable(found, values, budget)
