@@ -50,6 +50,7 @@ class Conservation:
 def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | None = None) -> Conservation:
     """Compare inflow with outflow at every unit of every layer, and each cut's scores with the flow.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> conserved = conservation(net, torch.ones(1, 4))
     >>> conserved.cuts, conserved.unit_residual < 1e-6

@@ -45,10 +45,16 @@ def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
             "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
         ) from stuck
     finally:
-        run.about["engine"] = {"name": engine.name, "fallbacks": dict(engine.fallbacks)}
-        run.about["measurements"] = engine.measurements
-        if layers is not None:
-            run.about["given_up"] = list(layers.given_up)
+        _tell(run.about, engine, layers)
+
+
+def _tell(about: dict[str, Any], engine: Engine, layers: LayerGuard | None) -> None:
+    """Say which engine ran, what it fell back from and why, and which layers were given up; text, for mask files."""
+    about |= {"engine": engine.name, "measurements": engine.measurements}
+    if engine.fallbacks:
+        about["fallbacks"] = "; ".join(f"{part}: {reason}" for part, reason in engine.fallbacks.items())
+    if layers is not None and layers.given_up:
+        about["given_up"] = ", ".join(layers.given_up)
 
 
 def _fixed(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold: bool) -> Iterator[Step]:
