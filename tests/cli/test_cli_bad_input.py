@@ -155,7 +155,7 @@ def test_damaged_folders_are_told_apart(capsys):
         ("run.json", b"[" * 100_000, "nested too deeply"),
         ("run.json", b"[]", "holds no JSON object"),
         ("run.json", b'{"format": 99}', "has format 99"),
-        ("facts.json", b'{"layers": 3}', "no facts of a report"),
+        ("facts.json", b'{"layers": 3}', "facts.json is damaged: title is missing, expected str"),
         ("masks.safetensors", whole[Path("run/masks.safetensors")][:-3], "masks.safetensors is damaged"),
     ):
         Path("run", name).write_bytes(data)

@@ -138,3 +138,42 @@ def test_the_answer_is_printed_with_its_uncertainty(capsys, tmp_path, monkeypatc
     got = json.loads(capsys.readouterr().out)
     assert leave.value.code == 0
     assert got["target"]["low"] == got["target"]["reached"] == got["target"]["high"] <= 0.5
+
+
+def test_a_target_out_of_reach_gives_the_best_of_all_trials():
+    found, _ = curve(lambda x: 0.5 + abs(x - 6) / 20, 0.1)
+    assert not found.met
+    assert found.problem == "higher compression did not help"
+    assert abs(math.log(found.compression) - 6) < 3, "the last trial is far beyond the best one"
+
+
+def test_a_compression_that_cannot_be_measured_is_a_wall():
+    def walk(_start, end, _masks):
+        if end > 2.5:
+            raise synflow.SynflowError("no path is left")
+        return Masks({}, {"x": end})
+
+    def measure(masks):
+        share = math.exp(-0.1 * masks.about["x"])
+        return Reached(share, share, share)
+
+    found = search.search(0.1, lambda share: share, measure, walk, str, FAR, lambda _: None)
+    assert not found.met
+    assert math.log(found.compression) <= 2.5
+    assert "no path is left" in found.problem
+
+
+def test_what_was_reached_is_written_with_a_note(tmp_path, monkeypatch, capsys):
+    from factories import FACTORY
+    from synflow.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["synflow", "..."])
+    (tmp_path / "net.py").write_text(FACTORY)
+    with pytest.raises(SystemExit) as leave:
+        main("prune net.py:make --flops 0.0001 --out missed".split())
+    assert leave.value.code == 1
+    assert "the target was not reached" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "missed" / "weights.safetensors").is_file()
+    about = json.loads((tmp_path / "missed" / "run.json").read_text())["pruning"]
+    assert about["target not reached"] == "higher compression did not help"

@@ -91,7 +91,8 @@ def _pruned(source: Source, wish: Wish, settings: dict[str, Any]) -> tuple[Masks
         if density is not None:
             return prune_model(source.model, source.example, density=density, progress=progress(), **settings), None
         found = _searched(source, wish, settings, milestones)
-        return found.masks, found
+        about = found.masks.about if found.met else {**found.masks.about, "target not reached": found.problem}
+        return Masks(found.masks, about, found.masks.steps), found
 
 
 def _searched(source: Source, wish: Wish, settings: dict[str, Any], milestones: Milestones) -> Found:
@@ -113,7 +114,7 @@ def _searched(source: Source, wish: Wish, settings: dict[str, Any], milestones: 
 def _figures(found: Found) -> dict[str, Any]:
     return {
         "compression": found.compression, "reached": found.reached.value, "low": found.reached.low,
-        "high": found.reached.high, "met": found.met,
+        "high": found.reached.high, "met": found.met, "problem": found.problem,
     }  # fmt: skip
 
 
@@ -142,5 +143,5 @@ def _tell_target(found: Found, wish: Wish) -> None:
             f"{wish.timing.task} at batch {wish.timing.batch} is {found.reached.value:.2f} times faster (quartiles "
             f"{found.reached.low:.2f} to {found.reached.high:.2f}, measured on this machine)"
         )
-    missed = "" if found.met else "; the target was not reached: higher compression did not help"
+    missed = "" if found.met else f"; the target was not reached: {found.problem}"
     say_wrapped(f"{text}, at {times(found.compression)} compression{missed}", 0)

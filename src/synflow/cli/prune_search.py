@@ -16,7 +16,7 @@ from torch import nn
 from ..benchmarking.results import Benchmark
 from ..certificates.limits import max_compression
 from ..compaction import compact
-from ..errors import choose
+from ..errors import SynflowError, choose
 from ..masks.results import Masks
 from ..network.flops import flops
 from ..pruning.loop import prune as prune_model
@@ -36,6 +36,8 @@ FARTHEST = math.log(1e5)
 STRIDE = math.log(100) / 100
 # The first guess assumes that costs fall as exp(-BEND * x**2); in most networks they fall more slowly.
 BEND = 0.12
+# A collapsed network may cost nothing at all, which has no logarithm: its cost counts as this share.
+LEAST_COST = 1e-9
 
 Tell = Callable[[str], None]
 Walk = Callable[[float, float, Masks | None], Masks]
@@ -53,12 +55,13 @@ class Reached:
 
 @dataclass(frozen=True)
 class Found:
-    """The masks that a search ended with, the figure that they reach, and whether that meets the target."""
+    """The masks that a search ended with, the figure that they reach, and if that misses the target, why."""
 
     masks: Masks
     compression: float
     reached: Reached
     met: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ def find_speedup(
     if found.reached.benchmark is not None:
         return found
     reached = Reached(*speed.benchmark(compact(model, example, found.masks), found.masks))
-    return replace(found, reached=reached, met=reached.value >= target)
+    return replace(
+        found, reached=reached, met=reached.value >= target, problem=found.problem or "a benchmark found less"
+    )
 
 
 def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: bool) -> Walk:
@@ -133,25 +138,35 @@ def search(
     """Masks whose cost is at most the target's, as near to it as a few trials get; else those of the least cost."""
     goal = math.log(cost(target))
     low, high = _Point(0.0, 0.0), None
-    last = low
+    tried: list[_Point] = []
+    problem = "higher compression did not help"
     for trial in range(1, TRIALS + 1):
         x = _next(low, high, goal, farthest)
-        masks = walk(low.x, x, low.masks)
-        reached = measure(masks)
-        last = _Point(x, math.log(cost(reached.value)), masks, reached)
+        try:
+            masks = walk(low.x, x, low.masks)
+            reached = measure(masks)
+        except SynflowError as cause:
+            # This compression has no network that can be measured; a lower one may have.
+            problem, farthest = f"at {math.exp(x):.4g}x: {cause}", (low.x + x) / 2
+            tell(f"trial {trial}: {problem}")
+            if trial == TRIALS and not tried:
+                raise
+            continue
+        point = _Point(x, math.log(max(cost(reached.value), LEAST_COST)), masks, reached)
+        tried.append(point)
         tell(f"trial {trial}: at {math.exp(x):.4g}x compression the compact network is at {said(reached)}")
-        if last.y <= goal:
-            high = last
+        if point.y <= goal:
+            high = point
         else:
-            low = last
+            low = point
         if high is not None and (_as_close_as_can_be(high, goal, target) or high.x - low.x <= STRIDE / 2):
             break
         if high is None and x >= farthest:
             break
-    best = high or last
+    best = high or min(tried, key=lambda point: point.y)
     assert best.masks is not None
     assert best.reached is not None
-    return Found(best.masks, math.exp(best.x), best.reached, high is not None)
+    return Found(best.masks, math.exp(best.x), best.reached, high is not None, "" if high else problem)
 
 
 def _as_close_as_can_be(point: _Point, goal: float, target: float) -> bool:

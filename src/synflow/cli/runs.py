@@ -19,10 +19,11 @@ from ..masks.files import load_masks, save_masks
 from ..masks.results import Masks, StepRecord
 from ..models.sources import Source, is_file, load_model
 from ..models.weights import save_weights
-from ..reporting.facts import Facts, facts_from
+from ..reporting.facts import Facts
 from ..reporting.page import page
+from ..reporting.stored_facts import STEP, facts_from
 from ..support import folders
-from ..support.json_files import json_text, read_json
+from ..support.json_files import check_form, json_text, read_json
 
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
@@ -31,6 +32,9 @@ CERTIFICATE, FACTS, REPORT = "certificate.json", "facts.json", "report.html"
 COMPACT, BENCH = "compact", "bench.json"
 OURS = (RUN, WEIGHTS, MASKS, CERTIFICATE, FACTS, REPORT, BENCH)
 FORMAT = 1
+ABOUT = {"model": str, "input": [str], "classes": (int, type(None)), "seed": int, "pruning": dict}
+# The most outputs a stored network may name: more than any data set has classes, few enough to build.
+MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,17 @@ class Run:
         path = self.folder / CERTIFICATE
         if not path.is_file():
             return ()
+        stored = read_json(path)
         try:
-            return tuple(StepRecord(**step) for step in read_json(path)["steps"])
-        except (KeyError, TypeError) as cause:
-            raise SynflowError(f"{path} is damaged: {cause}; write it anew with `synflow certify --write`") from cause
+            check_form(stored, {"steps": [STEP]}, str(path))
+        except SynflowError as cause:
+            raise SynflowError(f"{cause}; write it anew with `synflow certify --write`") from cause
+        return tuple(StepRecord(**{key: step[key] for key in STEP}) for step in stored["steps"])
 
     def facts(self) -> Facts:
         """What the report shows."""
         path = self.folder / FACTS
-        try:
-            return facts_from(read_json(path))
-        except SynflowError as cause:
-            raise SynflowError(f"{path}: {cause}") from cause
+        return facts_from(read_json(path), str(path))
 
 
 def check_free(folder: Path, force: bool = False) -> None:
@@ -109,6 +112,9 @@ def open_run(folder: Path) -> Run:
     about = read_json(path)
     if about.get("format") != FORMAT:
         raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    check_form(about, ABOUT, str(path))
+    if not 1 <= (about["classes"] or 1) <= MOST_CLASSES:
+        raise SynflowError(f"{path} is damaged: classes is {about['classes']}, expected 1 to {MOST_CLASSES:,}")
     folders.check(folder, (RUN, WEIGHTS, MASKS), OURS)
     return Run(folder, about)
 
@@ -121,18 +127,10 @@ def rebuild(run: Run, model: str | None = None) -> Source:
             f"the model of {run.folder} is built by {spec}, and a folder does not get to run code by itself; "
             f"name it: --model {spec}"
         )
-    try:
-        return load_model(
-            spec,
-            inputs=[str(text) for text in run.about["input"]],
-            classes=run.about["classes"],
-            seed=int(run.about["seed"]),
-            weights=run.folder / WEIGHTS,
-        )
-    except (KeyError, TypeError, ValueError) as cause:
-        if isinstance(cause, SynflowError):
-            raise
-        raise SynflowError(f"{run.folder / RUN} is damaged: {type(cause).__name__} {cause}") from cause
+    about = run.about
+    return load_model(
+        spec, inputs=about["input"], classes=about["classes"], seed=about["seed"], weights=run.folder / WEIGHTS
+    )
 
 
 def next_command(command: str, folder: Path, spec: str) -> str:
@@ -142,9 +140,13 @@ def next_command(command: str, folder: Path, spec: str) -> str:
 
 
 def refresh_report(run: Run, facts: Facts) -> None:
-    """Put new figures into facts.json and report.html."""
+    """Put new figures into facts.json and report.html; of a forged file some numbers may be impossible."""
+    try:
+        html = page(facts)
+    except (ArithmeticError, ValueError) as cause:
+        raise SynflowError(f"{run.folder / FACTS} is damaged: it holds numbers that cannot be ({cause})") from cause
     replace_text(run.folder / FACTS, json_text(facts.as_dict()))
-    replace_text(run.folder / REPORT, page(facts))
+    replace_text(run.folder / REPORT, html)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from ..errors import SynflowError
 __all__ = ["describe", "example_from", "first_linear", "shape_of", "vocabulary"]
 
 PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+# The most numbers an example may have, 4 GB of float32: more is a typing error, or a file that wants to fill memory.
+MOST_ELEMENTS = 2**30
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 }
@@ -46,6 +49,11 @@ def shape_of(text: str) -> tuple[int, ...]:
             "1x128:int64 for token ids, or name=1x128 for a keyword argument"
         )
     sizes = tuple(int(size) for size in found["shape"].split("x"))
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise SynflowError(
+            f"--input {text!r} asks for {math.prod(sizes):,} numbers; an example has at most {MOST_ELEMENTS:,}; a "
+            "batch of one is enough"
+        )
     if 0 in sizes:
         raise SynflowError(f"--input {text!r} has a size of zero; the smallest batch is 1")
     return sizes

@@ -150,7 +150,7 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
                 f"transformers has no model type {name!r}{similar(name, library.CONFIG_MAPPING)}; give a type, a "
                 "config.json, or a name on the hub"
             )
-        kind = getattr(library, (config.architectures or [""])[0], None)
+        kind = _model_class(library, config)
         model: nn.Module = library.AutoModel.from_config(config) if kind is None else kind(config)
     except SynflowError:
         raise
@@ -160,6 +160,18 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
             "such as bert or gpt2, or a config.json of yours"
         ) from cause
     return model, _transformers_example(model, config)
+
+
+def _model_class(library: Any, config: Any) -> Any:
+    """The class that a config names, None where it names none that is known; only model classes are ever called."""
+    name = str((getattr(config, "architectures", None) or [""])[0])
+    kind = getattr(library, name, None) if name else None
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)):
+        raise SynflowError(
+            f"its config names the architecture {name!r}, which is no model class of transformers; name one such as "
+            "BertForMaskedLM, or leave the entry out"
+        )
+    return kind
 
 
 def _transformers_example(model: nn.Module, config: Any) -> Any:

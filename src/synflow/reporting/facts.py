@@ -17,13 +17,12 @@ from ..benchmarking.results import Benchmark
 from ..certificates.certificate import Certificate, certify
 from ..certificates.conservation import Conservation, conservation_of
 from ..compaction.result import Compaction
-from ..errors import SynflowError
 from ..flow.paths import reach
 from ..masks.checks import full_masks
 from ..network.private_copy import open_network
 from ..support.json_files import finite
 
-__all__ = ["Facts", "LayerFacts", "facts_from", "gather"]
+__all__ = ["Facts", "LayerFacts", "gather"]
 
 # Units drawn in the plot of inflow against outflow: enough to see a law hold, few enough for a small file.
 POINTS = 400
@@ -147,16 +146,6 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {_threads()}",
     }
-
-
-def facts_from(stored: Mapping[str, Any]) -> Facts:
-    """Facts from their plain form; anything that is not one is refused."""
-    try:
-        layers = tuple(LayerFacts(**{**row, "shape": tuple(row["shape"])}) for row in stored["layers"])
-        units = tuple((float(a), float(b)) for a, b in stored["units"])
-        return Facts(**{**stored, "layers": layers, "units": units})
-    except (KeyError, TypeError, ValueError) as cause:
-        raise SynflowError(f"these are no facts of a report: {cause}") from cause
 
 
 def _layer(

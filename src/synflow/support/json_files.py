@@ -10,7 +10,17 @@ from typing import Any
 
 from ..errors import SynflowError
 
-__all__ = ["finite", "json_text", "parse_json", "read_json"]
+__all__ = ["MAYBE_NUMBER", "NUMBER", "check_form", "finite", "json_text", "parse_json", "read_json"]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+ABSENT = _Absent()
+NUMBER = (int, float)
+MAYBE_NUMBER = (int, float, type(None))
 
 
 def finite(value: Any) -> Any:
@@ -60,3 +70,39 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as cause:
         raise SynflowError(f"{path} cannot be read: {cause.strerror or cause}") from cause
     return parse_json(text, str(path))
+
+
+def check_form(value: Any, form: Any, name: str) -> None:
+    """Refuse a value that has not the form: a type or types, a list of one form, or a dict of forms by key.
+
+    More keys than the form names are fine; a key whose form is a list or dict inside a tuple may be None.
+
+    >>> check_form({"kept": 3, "layers": ["a", 2]}, {"kept": int, "layers": [str]}, "facts.json")
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: facts.json is damaged: layers[1] is 2, expected str
+    """
+    wrong = _misfit(value, form, "")
+    if wrong is not None:
+        where, found, wanted = wrong
+        text = repr(found) if len(repr(found)) <= 60 else repr(found)[:57] + "..."
+        raise SynflowError(f"{name} is damaged: {where or 'it'} is {text}, expected {wanted}")
+
+
+def _misfit(value: Any, form: Any, where: str) -> tuple[str, Any, str] | None:
+    """The first place where a value departs from its form: the place, what is there, what is wanted."""
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return where, value, "an object"
+        inner = ((value.get(key, ABSENT), kind, f"{where}.{key}" if where else key) for key, kind in form.items())
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            return where, value, "a list"
+        inner = ((item, form[0], f"{where}[{index}]") for index, item in enumerate(value))
+    elif isinstance(form, tuple) and isinstance(form[0], dict | list):
+        return None if value is None else _misfit(value, form[0], where)
+    else:
+        kinds = form if isinstance(form, tuple) else (form,)
+        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        return None if fits else (where, value, wanted)
+    return next((wrong for item in inner if (wrong := _misfit(*item)) is not None), None)
