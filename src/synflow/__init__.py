@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .flow.dispatch import NoRuleError, register_rule
     from .inference.folded_norms import for_inference
     from .inference.onnx import export_onnx
-    from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
+    from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle, unmasked
     from .masks.files import load_masks, save_masks
     from .masks.results import Masks, Step
     from .network.selection import prunable
@@ -41,7 +41,7 @@ _HOMES = {
     "flow.dispatch": "NoRuleError register_rule",
     "inference.folded_norms": "for_inference",
     "inference.onnx": "export_onnx",
-    "masks.attach": "attach attached bake density fingerprint load_state rewind shuffle",
+    "masks.attach": "attach attached bake density fingerprint load_state rewind shuffle unmasked",
     "masks.files": "load_masks save_masks",
     "network.selection": "prunable",
     "pruning.gradients": "saliency",
@@ -99,6 +99,7 @@ __all__ = [
     "save_masks",
     "score",
     "shuffle",
+    "unmasked",
 ]
 
 

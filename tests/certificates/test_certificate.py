@@ -208,3 +208,36 @@ def test_masks_and_example_in_the_wrong_order():
     model = nn.Linear(3, 2)
     with pytest.raises(synflow.SynflowError, match=r"got tuple; the order is certify\(model, masks, example\)"):
         synflow.certify(model, (torch.ones(1, 3),), {"weight": torch.ones(2, 3, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_proofs_do_not_mind_the_callers_mode(mode):
+    model, example = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.ones(1, 4)
+    masks = synflow.prune(model, example, compression=4)
+
+    def proofs():
+        return (
+            synflow.certify(model, masks, example),
+            synflow.conservation(model, example, masks).layers,
+            synflow.max_compression(model, example),
+            synflow.critical_compression(model, example, steps=3),
+            synflow.critical_compression(model, example, steps=1),
+            synflow.critical_compression(model, example, score="snip", data=[(torch.ones(2, 4), torch.tensor([0, 1]))]),
+            synflow.report(model, masks, example).facts["Sequential"].layers,
+        )
+
+    plain = proofs()
+    with mode():
+        inside = proofs()
+        assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
+        assert not torch.is_grad_enabled()
+        ready = synflow.for_inference(model, example)
+    assert inside == plain
+    assert torch.allclose(ready(example), model(example), atol=1e-6)
+
+
+def test_proofs_of_a_model_made_in_inference_mode():
+    with torch.inference_mode():
+        model, example = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.ones(1, 4)
+        masks = synflow.prune(model, example, compression=4)
+        assert synflow.certify(model, masks, example).connected

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import types
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import synflow
 from masking import Small, assert_masks_hold, assert_same, batches, random_masks, seen, small, train, zeroed
 from synflow import prune
 from synflow.errors import SynflowError
@@ -353,3 +355,77 @@ def test_fingerprint_is_of_names_and_shapes_alone():
     assert fingerprint(Small().half()) == print_of_it
     model.head.bias = nn.Parameter(torch.ones(9))
     assert fingerprint(model) != print_of_it
+
+
+@pytest.mark.parametrize("make", [lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9), torch.optim.AdamW])
+def test_momentum_from_before_does_not_move_pruned_weights(make):
+    model, masks = small()
+    optimizer = make(model.parameters())
+    train(model, optimizer, batches(3))
+    attach(model, masks)
+    copied, other = copy.deepcopy((model, optimizer))
+    for network, steps in ((model, optimizer), (copied, other)):
+        train(network, steps, batches(2))
+        parameters = dict(network.named_parameters())
+        assert all(not parameters[name][~mask].any() for name, mask in masks.items())
+        assert (parameters["mix.weight"] != small()[0].mix.weight)[masks["mix.weight"]].any()
+
+
+class HeldTwice(nn.Module):
+    """A weight that a plain list holds as well, and that forward reads from there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.weights = [self.first.weight]
+
+    def forward(self, x):
+        return self.last(torch.relu(torch.nn.functional.linear(x, self.weights[0], self.first.bias)))
+
+
+def test_a_weight_that_a_list_holds_as_well_stays_pruned():
+    torch.manual_seed(0)
+    model, inputs = HeldTwice(), torch.randn(16, 6)
+    masks = synflow.prune(model, torch.ones(1, 6), compression=4)
+    attach(model, masks)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+    before = model(inputs)
+    assert not model.weights[0][~masks["first.weight"]].any()
+    bake(model)
+    assert torch.equal(model(inputs), before)
+
+
+def test_weights_in_containers_and_objects_get_the_scores_of_ordinary_ones():
+    torch.manual_seed(0)
+    model = HeldTwice()
+    plain = nn.Sequential(copy.deepcopy(model.first), nn.ReLU(), copy.deepcopy(model.last))
+    scores = synflow.score(plain, torch.ones(1, 6))
+    for held in ([model.first.weight], {"w": (model.first.weight,)}, types.SimpleNamespace(w=model.first.weight)):
+        model.weights = held
+        model.forward = types.MethodType(read_held, model)
+        found = synflow.score(model, torch.ones(1, 6))
+        assert torch.equal(found["first.weight"], scores["0.weight"])
+        del model.forward
+
+
+def read_held(self, x):
+    held = self.weights
+    weight = held[0] if isinstance(held, list) else held["w"][0] if isinstance(held, dict) else held.w
+    return self.last(torch.relu(torch.nn.functional.linear(x, weight, self.first.bias)))
+
+
+def test_a_weight_whose_entries_share_memory_is_refused():
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(torch.ones(1, 1).expand(4, 4))
+    with pytest.raises(SynflowError, match=r"weight: entries of this weight share memory.*clone"):
+        attach(layer, {"weight": torch.eye(4).bool()})
+    with pytest.raises(SynflowError, match="share memory"):
+        synflow.prune(nn.Sequential(layer, nn.Linear(4, 2)), torch.ones(1, 4), compression=2)
+    layer.weight = nn.Parameter(layer.weight.detach().clone(memory_format=torch.contiguous_format))
+    attach(layer, {"weight": torch.eye(4).bool()})
+    bake(layer)
+    assert torch.equal(layer.weight, torch.eye(4))

@@ -6,7 +6,6 @@ Training steps run with the masks attached, inference with the masks baked in, a
 from __future__ import annotations
 
 import contextlib
-import copy
 import statistics
 import tempfile
 import time
@@ -28,7 +27,7 @@ from ..inference.folded_norms import for_inference
 from ..inference.onnx import export_onnx, feeds, onnx_session
 from ..masks.attach import attach, bake
 from ..network.flops import flops
-from ..network.private_copy import arguments, move
+from ..network.private_copy import arguments, move, whole_copy
 from ..support import memory_format
 from ..support.memory import peak_memory
 from ..support.memory_format import images_channels_last
@@ -115,10 +114,10 @@ def bench(
 def _variants(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, small: nn.Module | None, channels_last: bool
 ) -> dict[str, nn.Module]:
-    dense = copy.deepcopy(model)
+    dense = whole_copy(model)
     bake(dense)
-    masked = attach(copy.deepcopy(dense), masks)
-    tiny = compact(dense, example, masks) if small is None else copy.deepcopy(small)
+    masked = attach(whole_copy(dense), masks)
+    tiny = compact(dense, example, masks) if small is None else whole_copy(small)
     variants: dict[str, nn.Module] = {"dense": dense, "masked": masked, "compact": tiny}
     if channels_last:
         for variant in variants.values():
@@ -146,7 +145,7 @@ def _mean_square(outputs: Any) -> Tensor:
 
 def training_run(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
     """A training step of a copy: forward, backward, SGD with momentum."""
-    twin = copy.deepcopy(model).train()
+    twin = whole_copy(model).train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
     args, kwargs = arguments(inputs)
     forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
@@ -161,7 +160,7 @@ def training_run(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | 
 
 def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
     """A call of a copy in eval mode, its masks baked in."""
-    twin = copy.deepcopy(model)
+    twin = whole_copy(model)
     bake(twin)
     twin.eval()
     return _calls(torch.compile(twin) if compiled else twin, inputs)
@@ -174,7 +173,7 @@ def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
     for name in ("dense", "compact"):
         plain = variants[name]
         runs[name] = inference_run(plain, inputs, False)
-        last = memory_format.channels_last(copy.deepcopy(plain))
+        last = memory_format.channels_last(whole_copy(plain))
         runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
         runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
         runs[f"{name}, frozen"] = _calls(for_inference(plain, inputs, freeze=True), laid_out)
@@ -269,7 +268,7 @@ def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]
 
 
 def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
-    plain = copy.deepcopy(model)
+    plain = whole_copy(model)
     bake(plain)
     one = move(enlarged(example, 1, False), next(plain.parameters()).device)
     weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}

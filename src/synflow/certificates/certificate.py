@@ -17,8 +17,10 @@ from ..flow.paths import reach
 from ..masks.checks import check_mapping, full_masks, some
 from ..masks.results import StepRecord
 from ..network.private_copy import open_network
+from ..network.wrappers import unwrap
 from ..support.chunked import count
 from ..support.numbers import power_of_two, times
+from ..support.torch_modes import with_gradients
 from .conservation import conservation_of
 from .limits import max_compression_of
 
@@ -117,6 +119,7 @@ class Certificate:
         )
 
 
+@with_gradients
 def certify(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, *, steps: Iterable[StepRecord] | None = None
 ) -> Certificate:
@@ -132,6 +135,7 @@ def certify(
     (True, 30, 150.0)
     """
     check_mapping(masks, "; the order is certify(model, masks, example)")
+    model = unwrap(model)
     names = {name for name, _ in model.named_parameters()}
     unknown = sorted(set(masks) - names)
     if unknown:

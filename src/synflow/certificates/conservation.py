@@ -12,6 +12,7 @@ from ..flow.measure import Measurement, measure
 from ..flow.passes import PassOptions
 from ..network.private_copy import Network, open_network
 from ..network.selection import Select
+from ..support.torch_modes import with_gradients
 
 __all__ = ["Conservation", "conservation", "conservation_of"]
 
@@ -47,6 +48,7 @@ class Conservation:
         return max((abs(self.layers[name] - 1.0) for name in self.cuts), default=None)
 
 
+@with_gradients
 def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | None = None) -> Conservation:
     """Compare inflow with outflow at every unit of every layer, and each cut's scores with the flow.
 

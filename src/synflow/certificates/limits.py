@@ -18,10 +18,12 @@ from ..pruning.loop import prune
 from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
+from ..support.torch_modes import with_gradients
 
 __all__ = ["critical_compression", "max_compression", "max_compression_of"]
 
 
+@with_gradients
 def max_compression(
     model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()
 ) -> float:
@@ -43,6 +45,7 @@ def max_compression_of(network: Network) -> float:
     return network.size / fewest if fewest else math.inf
 
 
+@with_gradients
 def critical_compression(
     model: nn.Module,
     example: Any,

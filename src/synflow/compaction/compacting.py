@@ -7,7 +7,6 @@ that shrink together are found (`coupling`), the largest removable set of units 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from ..masks.attach import attach, bake
 from ..masks.checks import check_masks
+from ..network.private_copy import whole_copy
 from .cut.surgery import cut, shrink
 from .trial import Trial
 
@@ -59,7 +59,7 @@ def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Mode
     """A plain copy with zeros in place, and the masks, those that are attached included."""
     if not isinstance(model, nn.Module):
         raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    plain = copy.deepcopy(model)
+    plain = whole_copy(model)
     own = bake(plain)
     if masks is None and not own:
         raise SynflowError("the model has no masks; attach them first, or pass masks=synflow.prune(model, example)")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..network.private_copy import arguments
+from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
 from .record.tape import tensors_in
 
@@ -112,16 +111,8 @@ def _plain(example: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet(seed: int, dtype: torch.dtype) -> Iterator[None]:
-    others = random.getstate(), np.random.get_state()  # noqa: NPY002 -- some models draw what they mask from these
-    try:
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), _Exactly(dtype):
-            torch.default_generator.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(others[0])
-        np.random.set_state(others[1])  # noqa: NPY002
+    with seeded(seed), torch.autocast("cpu", enabled=False), _Exactly(dtype):
+        yield
 
 
 def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:

@@ -16,7 +16,9 @@ from ..compaction.record.aten_names import BATCH_NORMS
 from ..compaction.verify import DifferenceError, compare, double, inputs_like
 from ..errors import SynflowError
 from ..masks.attach import bake
+from ..network.private_copy import whole_copy
 from ..support import memory_format
+from ..support.torch_modes import plain_tensors
 from .freezing import choose_forms, pack, reshape
 from .freezing import freeze as freeze_graph
 from .recorded_run import RecordedRun, record
@@ -42,6 +44,7 @@ def for_inference(
 def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool) -> nn.Module: ...
 
 
+@plain_tensors
 def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool = False) -> nn.Module:
     """A copy for inference only, with the same outputs up to rounding: masks baked in, batch norms folded, eval mode.
 
@@ -62,7 +65,7 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
     """
     if not isinstance(model, nn.Module):
         raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    ready = copy.deepcopy(model)
+    ready = whole_copy(model)
     bake(ready)
     vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's
     ready.eval().requires_grad_(False)

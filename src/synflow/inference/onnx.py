@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, need
 from ..masks.attach import bake
-from ..network.private_copy import arguments
+from ..network.private_copy import arguments, whole_copy
 from ..support.atomic_files import replacing
 from ..support.private_torch import pytree
 
@@ -33,7 +32,7 @@ def export_onnx(
     need("onnxscript", extra="onnx")
     need("onnxruntime", extra="onnx")
     path = Path(path)
-    plain = copy.deepcopy(model)
+    plain = whole_copy(model)
     bake(plain)
     plain.eval().requires_grad_(False)
     example = _on(example, _device(plain))

@@ -1,6 +1,6 @@
 """Masks: attached to a model, stored in files, and the record of how they were made."""
 
-from .attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle
+from .attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle, unmasked
 from .files import load_masks, save_masks
 from .results import Masks, Step, StepRecord
 
@@ -18,4 +18,5 @@ __all__ = [
     "rewind",
     "save_masks",
     "shuffle",
+    "unmasked",
 ]

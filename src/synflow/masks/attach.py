@@ -10,18 +10,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..network.wrappers import dense_name, unwrap
 from .checks import check_masks, some
-from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release
-from .places import Place, dense_name, named_weights, places, unwrap
+from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
+from .places import Place, named_weights, places
 
-__all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle"]
+__all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle", "unmasked"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,6 +73,23 @@ def bake(model: nn.Module) -> dict[str, Tensor]:
         if masked_names(module):
             release(module)
     return masks
+
+
+@contextmanager
+def unmasked(model: nn.Module) -> Iterator[None]:
+    """Write to weights of an attached model: inside, layers show their parameters; at the end pruned ones are zeroed.
+
+    >>> layer = attach(nn.Linear(2, 1, bias=False), {"weight": torch.tensor([[True, False]])})
+    >>> with unmasked(layer), torch.no_grad():
+    ...     layer.weight += 10 * torch.ones(1, 2)
+    >>> layer.weight[0, 0].item() > 5, layer.weight[0, 1].item()
+    (True, 0.0)
+    """
+    with ExitStack() as stack:
+        for module in list(model.modules()):
+            if masked_names(module):
+                stack.enter_context(unmasked_module(module))
+        yield
 
 
 def rewind(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..network.selection import check_separate, spectral_normed
 from ..support.torch_modes import plain_tensors
 from .places import places, weights_at
 
@@ -38,6 +39,7 @@ def check_mask(name: str, mask: Any, weight: Tensor) -> None:
             f"{name}: the mask has shape {tuple(mask.shape)}, the weight {tuple(weight.shape)}; "
             "were the masks made for another architecture?"
         )
+    check_separate(name, weight)
 
 
 def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -52,11 +54,17 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
         )  # fmt: skip
         raise SynflowError(f"the model has no parameter {some(unknown)}; it has {some(found)}; {why}")
     weights = weights_at(found)
+    normed = spectral_normed(model)
     for name, mask in masks.items():
         weight = weights[name]
         if isinstance(weight, nn.parameter.UninitializedParameter):
             raise SynflowError(f"{name}: the weight has no shape yet; run a batch through the model first")
         check_mask(name, mask, weight)
+        if name in normed and not mask.is_meta and not bool(mask.any()):
+            raise SynflowError(
+                f"{name}: the mask keeps nothing, and a spectral norm would divide zero by zero; prune with "
+                f"protect={name!r}, or remove the norm first"
+            )
         if weight.is_meta or mask.is_meta:
             raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
         if any(isinstance(place.module, torch.jit.ScriptModule) for place in found[name]):

@@ -10,6 +10,7 @@ and break the copies of a model when one of them is baked.
 from __future__ import annotations
 
 import copyreg
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from .after_step import zero_after_each_step
+from .masked_weight import MaskedWeight
 
-__all__ = ["MASK_SUFFIX", "hold", "mask_of", "masked_names", "release", "zero_pruned"]
+__all__ = ["MASK_SUFFIX", "hold", "mask_of", "masked_names", "release", "unmasked_module", "zero_pruned"]
 
 MASK_SUFFIX = "_synflow_mask"  # the buffer of `weight` is `weight_synflow_mask`: an error that names it names us
 
@@ -50,6 +53,7 @@ def hold(module: nn.Module, name: str, mask: Tensor) -> None:
         module.register_buffer(name + MASK_SUFFIX, own)
         names = tuple(sorted({*masked_names(module), name}))
         _set_class(module, _masked_class(_plain_class(type(module)), names))
+        zero_after_each_step(module, zero_pruned)
     zero_pruned(module)
 
 
@@ -87,63 +91,95 @@ def _masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
 def _make_masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _masked_property(name) for name in names}
     body |= {"_synflow_names": names, "_synflow_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
-    body["__qualname__"] = base.__qualname__
+    body |= {"__qualname__": base.__qualname__, "qconfig": property(_no_qconfig, _refuse_quantization)}
+    if hasattr(base, "reset_parameters"):
+        body["reset_parameters"] = _reset_parameters
+    mixins: tuple[type, ...] = (_MaskedRNN, _Masked) if issubclass(base, nn.RNNBase) else (_Masked,)
+    return types.new_class(base.__name__, (*mixins, base), exec_body=lambda namespace: namespace.update(body))
 
-    def extra_repr(self: nn.Module) -> str:
-        return ", ".join(filter(None, [base.extra_repr(self), _density_text(self)]))
 
-    def __repr__(self: nn.Module) -> str:  # noqa: N807 -- becomes a method
-        return base.__repr__(self).removesuffix(")") + f", {_density_text(self)})"
+class _Masked:
+    """What a masked module does otherwise than the class that it is made of; this class comes before that one."""
 
-    def apply(self: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
-        with _plain(self):  # so that an `init_weights` function reaches the parameter
-            return base.apply(self, fn)
+    def extra_repr(self: Any) -> str:
+        return ", ".join(filter(None, [super().extra_repr(), _density_text(self)]))  # type: ignore[misc]
 
-    def reset_parameters(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _plain(self):
-            self.reset_parameters(*args, **kwargs)
+    def __repr__(self: Any) -> str:
+        text = super().__repr__()
+        default = type(self)._synflow_base.__repr__ is nn.Module.__repr__  # which calls `extra_repr`
+        return text if default else text.removesuffix(")") + f", {_density_text(self)})"
 
-    def _save_to_state_dict(self: nn.Module, *args: Any) -> None:
+    def apply(self: Any, fn: Callable[[nn.Module], None]) -> nn.Module:
+        with unmasked_module(self):  # so that an `init_weights` function reaches the parameter
+            applied: nn.Module = self.apply(fn)
+        return applied
+
+    def _save_to_state_dict(self: Any, *args: Any) -> None:
         zero_pruned(self)
-        base._save_to_state_dict(self, *args)
+        super()._save_to_state_dict(*args)  # type: ignore[misc]
 
     def _load_from_state_dict(
-        self: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, strict: bool,
+        self: Any, state: dict[str, Any], prefix: str, metadata: Any, strict: bool,
         missing: list[str], unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
-        ours = [prefix + name + MASK_SUFFIX for name in names]
+        ours = [prefix + name + MASK_SUFFIX for name in masked_names(self)]
         for key in ours:
             if key in state and getattr(state[key], "dtype", None) != torch.bool:
                 errors.append(f"{key} is not a boolean mask.")
-        base._load_from_state_dict(self, state, prefix, metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(  # type: ignore[misc]
+            state, prefix, metadata, strict, missing, unexpected, errors
+        )
         # The state of a dense network brings no masks: those that are attached stay.
         missing[:] = [key for key in missing if key not in ours]
         zero_pruned(self)
 
-    def __delattr__(self: nn.Module, name: str) -> None:  # noqa: N807 -- becomes a method
-        if name in names:
+    def __delattr__(self: Any, name: str) -> None:
+        if name in masked_names(self):
             raise SynflowError(
-                f"{base.__name__}.{name} is masked and cannot be taken away (a parametrization does that); "
+                f"{type(self).__name__}.{name} is masked and cannot be taken away (a parametrization does that); "
                 "apply parametrizations first and attach the masks afterwards, or bake the model"
             )
-        base.__delattr__(self, name)
+        super().__delattr__(name)
 
-    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807 -- becomes a method
-        reduced: Any = base.__reduce_ex__(self, protocol)
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
         make, args, *rest = reduced
         if make is copyreg.__newobj__ and args == (type(self),):  # type: ignore[attr-defined]
-            return (_new_masked, (base, names), *rest)
+            return (_new_masked, (type(self)._synflow_base, masked_names(self)), *rest)
         return (make, args, *rest)
 
-    methods = [extra_repr, apply, _save_to_state_dict, _load_from_state_dict, __delattr__, __reduce_ex__]
-    if base.__repr__ is not nn.Module.__repr__:
-        methods[0] = __repr__
-    if hasattr(base, "reset_parameters"):
-        methods.append(reset_parameters)
-    body |= {method.__name__: method for method in methods}
-    if issubclass(base, nn.RNNBase):
-        body |= {name: vars(_RNN)[name] for name in ("_flat_weights", "_weights_have_changed")}
-    return types.new_class(base.__name__, (base,), exec_body=lambda namespace: namespace.update(body))
+
+class _MaskedRNN:
+    """An RNN hands its kernel a list of raw weights; here the list is made of the masked ones, at each call."""
+
+    _flat_weights_names: list[str]
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: list[Tensor | None]) -> None:
+        pass
+
+    def _weights_have_changed(self) -> bool:
+        return False
+
+
+def _reset_parameters(self: Any, *args: Any, **kwargs: Any) -> None:
+    with unmasked_module(self):
+        self.reset_parameters(*args, **kwargs)
+
+
+def _no_qconfig(self: nn.Module) -> NoReturn:
+    raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'")
+
+
+def _refuse_quantization(self: nn.Module, _: object) -> NoReturn:
+    raise SynflowError(
+        f"torch.ao.quantization chooses layers by their exact class and would skip this masked {type(self).__name__}; "
+        "bake the masks into the weights first: synflow.bake(model)"
+    )
 
 
 def _masked_property(name: str) -> property:
@@ -165,10 +201,9 @@ def _masked_property(name: str) -> property:
             return parameter
         try:
             weight = torch.where(mask, parameter, 0)
+            return weight.as_subclass(MaskedWeight) if type(weight) is Tensor and not _read_by_torch() else weight
         except AttributeError as cause:  # would make `nn.Module.__getattr__` hand out the weight without its mask
             raise RuntimeError(f"the mask of {name} could not be applied: {cause}") from cause
-        weight.__dict__.update(_LOST_WRITES)
-        return weight
 
     def keep(self: nn.Module, value: Tensor) -> None:
         self.__dict__[name] = value
@@ -176,40 +211,18 @@ def _masked_property(name: str) -> property:
     return property(seen, keep)
 
 
-def _refuse_write(*_: Any, **__: Any) -> NoReturn:
-    raise SynflowError(
-        "this writes into a masked weight, which is computed anew at each reading, so the write would be lost; write "
-        "to the parameter itself, dict(module.named_parameters())['weight'], or use reset_parameters() or model.apply()"
-    )
-
-
-# What initialisation, by `nn.init` or by hand, calls on `layer.weight`; as attributes they hide the tensor's methods.
-_LOST_WRITES = dict.fromkeys(
-    ("normal_", "uniform_", "fill_", "zero_", "copy_", "mul_", "div_", "add_", "sub_", "clamp_"), _refuse_write
-)
-
-
-class _RNN:
-    """An RNN hands its kernel a list of raw weights; here the list is made of the masked ones, at each call."""
-
-    _flat_weights_names: list[str]
-
-    @property
-    def _flat_weights(self) -> list[Tensor | None]:
-        return [getattr(self, name, None) for name in self._flat_weights_names]
-
-    @_flat_weights.setter
-    def _flat_weights(self, weights: list[Tensor | None]) -> None:
-        pass
-
-    def _weights_have_changed(self) -> bool:
-        return False
+def _read_by_torch() -> bool:
+    """Whether a layer's own code reads its weight, which does not write; plain tensors keep torch's fast paths open."""
+    caller: str = sys._getframe(2).f_globals.get("__name__", "")
+    return caller.startswith("torch.nn.modules.") or caller == __name__
 
 
 def _new_masked(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """Where unpickling and copying start from."""
     masked = _masked_class(base, names)
-    return masked.__new__(masked)
+    module = masked.__new__(masked)
+    zero_after_each_step(module, zero_pruned)
+    return module
 
 
 def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -225,9 +238,9 @@ def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 @contextmanager
-def _plain(module: nn.Module) -> Iterator[None]:
+def unmasked_module(module: nn.Module) -> Iterator[None]:
     """Show the parameters themselves for a while; what was written to pruned weights is zeroed at the end."""
-    masked = type(module)
+    masked, names = type(module), masked_names(module)
     plain = _plain_class(masked)
     module.__class__ = plain
     if isinstance(module, nn.RNNBase):
@@ -235,7 +248,12 @@ def _plain(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if type(module) is plain:
+        if all(name + MASK_SUFFIX in module._buffers for name in names):  # else the masks were taken off meanwhile
+            if type(module) is not plain:
+                raise SynflowError(
+                    f"{type(module).__name__} got another class while its masks were off (a parametrization does "
+                    "that), so they cannot be put on again; parametrize first, attach afterwards"
+                )
             _set_class(module, masked)
             zero_pruned(module)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-__all__ = ["Place", "dense_name", "named_weights", "places", "unwrap"]
+from ..network.wrappers import dense_name, unwrap
 
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and checkpoint_wrapper put these into names
+__all__ = ["Place", "named_weights", "places", "weights_at"]
 
 
 class Place(NamedTuple):
@@ -20,18 +18,6 @@ class Place(NamedTuple):
     name: str
     module: nn.Module
     attribute: str
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside the wrappers of torch that put a prefix before names."""
-    while isinstance(model, _WRAPPERS):
-        model = model.module
-    return model
-
-
-def dense_name(name: str) -> str:
-    """The name that a parameter has in the model before it was compiled or checkpointed."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
 def places(model: nn.Module) -> dict[str, list[Place]]:

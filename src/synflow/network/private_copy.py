@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,14 +17,21 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..support.private_torch import modes_entered, pytree, set_gradients
+from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .selection import Select, check_finite, prunable, slots
+from .wrappers import unwrap
 
 Loss = Callable[[Any, Any], Tensor]
 Batch = tuple[Any, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 Model = TypeVar("Model", bound=nn.Module)
+
+# Attributes of a module whose weights `Network.replace` reaches.
+_OWN_PLACES = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
+# Objects looked through for weights that a model holds in containers: more than a model has, less than a data set.
+LOOKED_AT = 100_000
 
 
 @dataclass
@@ -115,6 +123,7 @@ def open_network(
     """
     if not isinstance(model, nn.Module):
         raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = unwrap(model)
     chosen = prunable(model, select, protect)
     for name, parameter in chosen.items():
         if not own:
@@ -123,7 +132,7 @@ def open_network(
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
     network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen))
     network._originals = chosen  # held, so that their ids stay theirs
-    network._reached_around = _has_own_functions(model)
+    network._reached_around = _reached_around(model, chosen)
     network.example = move(example, network.device)
     return network
 
@@ -141,14 +150,29 @@ def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
             if buffer is not None:
                 memo[id(buffer)] = buffer.detach().clone()
         for name, value in vars(module).items():
-            # Non-leaf tensors kept as attributes (old-style weight norm) cannot be deep-copied, and need not be.
             if isinstance(value, Tensor) and name not in ("_parameters", "_buffers"):
                 memo.setdefault(id(value), value.detach() if value.grad_fn is not None else value)
+    return _deepcopy(model, memo)
+
+
+def whole_copy(model: Model) -> Model:
+    """A copy that shares nothing, without the wrappers of torch; `copy.deepcopy` for models that it refuses as well."""
+    model = unwrap(model)
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            # Tensors with a history (the weight under an old-style weight norm) cannot be deep-copied.
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
+    return _deepcopy(model, memo)
+
+
+def _deepcopy(model: Model, memo: dict[int, Any]) -> Model:
     try:
         return copy.deepcopy(model, memo)
     except Exception as cause:
         raise SynflowError(
-            f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}); pruning works on a copy so "
+            f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}); synflow works on copies so "
             "that the model stays untouched: make it deep-copyable, e.g. by a __deepcopy__ on the offending attribute"
         ) from cause
 
@@ -169,35 +193,46 @@ class _Substitution(SafeMode):
         return func(*args, **kwargs)
 
 
-def _has_own_functions(model: nn.Module) -> bool:
-    """Whether an instance carries functions (a patched forward, a hook), which a copy shares with the original."""
-    kinds = (FunctionType, partial)
+def _reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> bool:
+    """Whether the model may read a prunable weight other than by its place: from a function or container it carries.
+
+    Such a function (a patched forward, a hook) is shared by the copy, and so are weights in lists or other objects.
+    """
+    weights = {id(parameter) for parameter in chosen.values()}
+    modules = {id(module) for module in model.modules()}
+    waiting: list[Any] = []
     for module in model.modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(isinstance(value, kinds) for value in (*vars(module).values(), *hooks)):
+        waiting += [value for key, value in vars(module).items() if key not in _OWN_PLACES]
+        waiting += (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if any(isinstance(value, (FunctionType, partial)) for value in waiting):
+        return True
+    seen: set[int] = set()
+    while waiting and len(seen) < LOOKED_AT:
+        value = waiting.pop()
+        if id(value) in weights:
             return True
+        if id(value) in seen or id(value) in modules or isinstance(value, (Tensor, str, bytes, type, ModuleType)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            waiting += value
+        elif hasattr(value, "__dict__"):
+            waiting += vars(value).values()
     return False
 
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Any:
     """Gradients on, autocast off, random numbers from the seed; the caller's modes and RNG come back afterwards."""
-    devices = [device] if device.type == "cuda" else []
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        _seed(seed, device)
+        stack.enter_context(seeded(seed, device))
         yield
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    # torch.manual_seed also queues a seed, with a stack trace, for every kind of device that is not there.
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.manual_seed(seed)
 
 
 def restoring(function: Callable[P, R]) -> Callable[P, R]:
@@ -205,14 +240,15 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
-        depth = modes_entered()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            pop_modes(depth)
-            set_gradients(gradients)
-            torch.default_generator.set_state(state)
+        with SEEDING:  # else the state may be one that another thread has seeded
+            state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
+            depth = modes_entered()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                pop_modes(depth)
+                set_gradients(gradients)
+                torch.default_generator.set_state(state)
 
     return run
 
@@ -229,8 +265,15 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def move(tree: Any, device: torch.device) -> Any:
-    """The same nested arguments with all tensors on a device."""
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, _plain(tree))
+    """The same nested arguments with all tensors on a device, and none that inference mode has made."""
+
+    def fit(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        moved = leaf.to(device)
+        return moved.clone() if moved.is_inference() else moved
+
+    return pytree.tree_map(fit, _plain(tree))
 
 
 def _plain(tree: Any) -> Any:

@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SynflowError
+from ..support.private_torch import (
+    SpectralNormHook,
+    SpectralNormParametrization,
+    WeightNormHook,
+    WeightNormParametrization,
+)
+from .wrappers import unwrap
 
 Select: TypeAlias = "str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None"
 
@@ -35,6 +42,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
     >>> list(prunable(model)), list(prunable(model, protect="2"))
     (['0.weight', '2.weight'], ['0.weight'])
     """
+    model = unwrap(model)
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -56,6 +64,8 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
             raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
         if parameter.is_meta:
             raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
+        check_separate(name, parameter)
+    _refuse_weight_norm(model, chosen)
     chosen = {name: p for name, p in chosen.items() if p.numel()}
     if not chosen:
         raise SynflowError(
@@ -66,6 +76,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
 
 
 def _default_names(model: nn.Module) -> set[str]:
+    normed = weight_normed(model)
     first = {id(p): name for name, p in model.named_parameters()}
     embeddings = {
         id(p)
@@ -79,7 +90,7 @@ def _default_names(model: nn.Module) -> set[str]:
             parameter = _stored(module, attribute)
             if parameter is not None and id(parameter) not in embeddings and id(parameter) in first:
                 names.add(first[id(parameter)])
-    return names
+    return names - set(normed)
 
 
 def _weight_attributes(module: nn.Module) -> list[str]:
@@ -101,10 +112,50 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     parametrized = getattr(module, "parametrizations", {})
     if attribute not in parametrized:
         return module._parameters.get(attribute, module._parameters.get(f"{attribute}_orig"))
-    # Weight norm keeps two tensors, "original0" and "original1": a row of the second that is all pruned would be
-    # divided by its length of zero, so such layers stay dense unless they are selected by name.
+    # Weight norm keeps two tensors, "original0" and "original1", of which none is the weight.
     original: Tensor | None = parametrized[attribute]._parameters.get("original")
     return original
+
+
+def weight_normed(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """The parameters that weight norm makes a weight of: by name, the path of the layer and the call that ends it."""
+    found: dict[str, tuple[str, str]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for attribute, chain in getattr(module, "parametrizations", {}).items():
+            if any(isinstance(step, WeightNormParametrization) for step in chain):
+                call = f"torch.nn.utils.parametrize.remove_parametrizations(layer, {attribute!r})"
+                found |= {f"{prefix}parametrizations.{attribute}.original{i}": (path, call) for i in (0, 1)}
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNormHook):
+                call = f"torch.nn.utils.remove_weight_norm(layer, {hook.name!r})"
+                found |= {f"{prefix}{hook.name}_{end}": (path, call) for end in "gv"}
+    return found
+
+
+def spectral_normed(model: nn.Module) -> set[str]:
+    """The parameters that a spectral norm divides by their largest singular value."""
+    found = set()
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for attribute, chain in getattr(module, "parametrizations", {}).items():
+            if any(isinstance(step, SpectralNormParametrization) for step in chain):
+                found.add(f"{prefix}parametrizations.{attribute}.original")
+        hooks = module._forward_pre_hooks.values()
+        found |= {f"{prefix}{hook.name}_orig" for hook in hooks if isinstance(hook, SpectralNormHook)}
+    return found
+
+
+def _refuse_weight_norm(model: nn.Module, chosen: Iterable[str]) -> None:
+    normed = weight_normed(model)
+    for name in chosen:
+        if name in normed:
+            path, call = normed[name]
+            raise SynflowError(
+                f"{name} belongs to a weight norm, which would divide a row that is all pruned by its length of zero; "
+                f"end the norm before pruning ({call} with layer = model.get_submodule({path!r})), or leave it out: "
+                f"protect={path!r}"
+            )
 
 
 def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str) -> set[str]:
@@ -137,6 +188,16 @@ def slots(model: nn.Module, names: Iterable[str]) -> dict[str, list[tuple[nn.Mod
             if parameter is not None and id(parameter) in wanted:
                 found[wanted[id(parameter)]].append((module, attribute))
     return found
+
+
+def check_separate(name: str, weight: Tensor) -> None:
+    """Refuse a weight whose entries share memory, so that none can be zero alone (an expanded tensor)."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    if weight.numel() > extent:
+        raise SynflowError(
+            f"{name}: entries of this weight share memory (it was expanded), so single ones cannot be pruned; give "
+            "each its own: nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))"
+        )
 
 
 def check_finite(name: str, weight: Tensor) -> None:

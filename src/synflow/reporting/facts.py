@@ -21,6 +21,7 @@ from ..flow.paths import reach
 from ..masks.checks import full_masks
 from ..network.private_copy import open_network
 from ..support.json_files import finite
+from ..support.torch_modes import with_gradients
 
 __all__ = ["Facts", "LayerFacts", "gather"]
 
@@ -82,6 +83,7 @@ class Facts:
         return plain
 
 
+@with_gradients
 def gather(
     model: nn.Module,
     masks: Mapping[str, Tensor],

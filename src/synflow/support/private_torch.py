@@ -11,14 +11,23 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormParametrization
+from torch.nn.utils.parametrizations import _WeightNorm as WeightNormParametrization
+from torch.nn.utils.spectral_norm import SpectralNorm as SpectralNormHook
+from torch.nn.utils.weight_norm import WeightNorm as WeightNormHook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "ConvNd",
     "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
     "NormBase",
+    "SpectralNormHook",
+    "SpectralNormParametrization",
     "TorchDispatchMode",
+    "WeightNormHook",
+    "WeightNormParametrization",
     "disabled_torch_function",
     "modes_entered",
     "pop_mode",
@@ -28,10 +37,14 @@ __all__ = [
 
 # `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
 # `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
+# `WeightNormHook`, `WeightNormParametrization` and those of spectral norm show that a weight is divided by a norm.
 # `ConvNd` and `NormBase` are what convolutions, and batch and instance norms, of every dimension have in common.
 
 # A context in which tensor subclasses are not asked how an operation is done: inside their own rules.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
+
+# The same for subclasses alone, while function modes stay in force.
+DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 
 # The value of `__torch_function__` of a tensor subclass that leaves every operation to torch.
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl

@@ -42,6 +42,17 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function outside of `torch.inference_mode` and `torch.no_grad`, whatever the caller is in."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
 class SafeMode(TorchFunctionMode):
     """Leaves torch's stack of modes as deep as it was, even where Ctrl-C struck inside torch's own bookkeeping."""
 

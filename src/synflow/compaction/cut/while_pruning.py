@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...network.private_copy import arguments, private_copy
+from ...support.random_state import seeded
 from ..reason.coupling import Coupling
 from ..reason.coupling_rules import couple
 from ..reason.proof import alive_as_it_is
@@ -116,5 +117,5 @@ def _runs(small: nn.Module, known: Outline) -> bool:
 
 def _run(model: nn.Module, example: Any) -> Any:
     args, kwargs = arguments(example)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with seeded(0), torch.no_grad():
         return model.eval()(*args, **kwargs)

@@ -1,0 +1,95 @@
+"""A weight as a masked module shows it: a tensor to read; whatever would write into it raises an error.
+
+A masked weight is computed at each reading, so a write into it would be lost. Torch asks the class of a tensor before
+each operation (`__torch_function__`); here the class refuses those that write.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import SynflowError
+from ..support.private_torch import DisableTorchFunctionSubclass
+
+__all__ = ["WRITES", "MaskedView", "MaskedWeight"]
+
+# In-place operators: the names of which a form without the i exists (`__iadd__`, `__add__`), unlike `__iter__`.
+_OPERATORS = {name for name in dir(Tensor) if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")}
+# All methods of a tensor that write into it. Torch ends their names, and those of functions, with one underscore.
+WRITES = sorted({name for name in dir(Tensor) if name.endswith("_") and not name.endswith("__")} | _OPERATORS)
+# Copies and texts of the weight are those of an ordinary tensor.
+_AS_PLAIN = {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
+
+
+class MaskedWeight(Tensor):
+    """The values of a masked weight; they are read like those of any tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if _holds_masked(_written(func, name, args, kwargs)):
+            raise _lost(name)
+        with DisableTorchFunctionSubclass():
+            if name in _AS_PLAIN:
+                return func(args[0].as_subclass(Tensor), *args[1:], **kwargs)
+            return _guarded(func(*args, **kwargs), args)
+
+    def set_(self, *_: Any, **__: Any) -> NoReturn:
+        """The one method that torch does not ask the class about."""
+        raise _lost("set_")
+
+
+class MaskedView(MaskedWeight):
+    """A tensor that shares the values of a masked weight, such as a row of it; it may have a gradient of its own."""
+
+
+def _lost(name: str) -> SynflowError:
+    return SynflowError(
+        f"{'an assignment' if name == '__set__' else repr(name)} writes into a masked weight, which is computed anew "
+        "at each reading, so the write would be lost; write inside `with synflow.unmasked(model):`, or to the "
+        "parameter itself, dict(model.named_parameters())[name], or use reset_parameters() or model.apply()"
+    )
+
+
+def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of an operation that it writes to."""
+    if name == "__set__":
+        values = getattr(func, "__self__", None) is Tensor.data
+        return args[:1] if values or not isinstance(args[0], MaskedView) else ()
+    if name == "requires_grad_" and (isinstance(args[0], MaskedView) or args[1:] == (args[0].requires_grad,)):
+        return ()
+    by_name = name.endswith("_") and not name.endswith("__")
+    if by_name or name in _OPERATORS or name == "__setitem__" or kwargs.get("inplace"):
+        return args[:1] or [kwargs.get(key) for key in ("input", "tensor", "self")]
+    return kwargs.get("out")
+
+
+def _holds_masked(tree: Any) -> bool:
+    if isinstance(tree, (list, tuple)):
+        return any(map(_holds_masked, tree))
+    return isinstance(tree, MaskedWeight)
+
+
+def _guarded(result: Any, args: Any) -> Any:
+    """A result that shares memory with a masked weight is one as well; an array that does cannot be written to."""
+    if isinstance(result, (list, tuple)):
+        parts = [_guarded(part, args) for part in result]
+        return type(result)(parts) if type(result) in (list, tuple) else result
+    source = args[0] if args else None
+    if isinstance(source, MaskedWeight):
+        if type(result) is Tensor and _same_memory(result, source):
+            return result.as_subclass(MaskedView)
+        if isinstance(result, np.ndarray) and np.shares_memory(result, source.detach().numpy()):
+            result.flags.writeable = False
+    return result
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+    except NotImplementedError:  # tensors of `torch.vmap` do not tell where they are
+        return False

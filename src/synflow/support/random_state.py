@@ -1,0 +1,40 @@
+"""Random numbers from a seed, inside; outside all generators go on as if nothing had been drawn.
+
+Models draw from the global generators of torch, NumPy and Python, which all threads share. So only one thread at a time
+seeds them: a second one would take the seeded state for the user's and put that back.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+__all__ = ["SEEDING", "seeded"]
+
+# Held by the thread that has seeded the global generators, until it has put their states back.
+SEEDING = threading.RLock()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Global random numbers from a seed; at the end every generator has the state that it had before."""
+    graphics = [device] if device is not None and device.type == "cuda" else []
+    with SEEDING:
+        others = random.getstate(), np.random.get_state()  # noqa: NPY002 -- the one that models draw from
+        try:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            with torch.random.fork_rng(devices=graphics):
+                # torch.manual_seed also queues a seed, with a stack trace, for every kind of device that is not there.
+                torch.default_generator.manual_seed(seed)
+                if device is not None and device.type != "cpu":
+                    torch.manual_seed(seed)
+                yield
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])  # noqa: NPY002
