@@ -16,9 +16,10 @@ from torch import nn
 from synflow.errors import SynflowError
 
 from .data import Dataset, batches, normalise
+from .fast.memory import keep_freed_memory
 from .recipes import Recipe, optimizer, rate
 
-__all__ = ["Epoch", "evaluate", "pick_device", "train", "train_epochs"]
+__all__ = ["Epoch", "evaluate", "fast_form", "pick_device", "train", "train_epochs"]
 
 EVALUATION_BATCH = 512
 
@@ -62,11 +63,13 @@ def train_epochs(
     seed: int = 0,
     device: str | torch.device = "cpu",
     compile: bool = False,
+    fast: bool = True,
     state: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Epoch, Callable[[], dict[str, Any]]]]:
     """Each epoch with a function that returns all of the state; given back as `state` training goes on from there.
 
-    Epochs depend on seed and number alone, so a resumed run equals an undisturbed one to the bit.
+    Epochs depend on seed and number alone, so a resumed run equals an undisturbed one to the bit. With `fast` networks
+    that `fast_form` knows are trained by sparse loops: the same training up to rounding.
     """
     target = torch.device(device)
     layout = _layout(model, recipe)
@@ -79,7 +82,8 @@ def train_epochs(
         optimiser.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         done = int(state["epoch"])
-    runner: Any = torch.compile(model) if compile else model
+    quick = fast_form(model, data.shape) if fast and not compile and recipe.precision == "float32" else None
+    runner: Any = torch.compile(model) if compile else quick or model
     for epoch in range(done, recipe.epochs):
         start = time.perf_counter()
         with _own_randomness(seed, epoch, target):
@@ -98,6 +102,21 @@ def train_epochs(
             }  # fmt: skip
 
         yield record, snapshot
+
+
+def fast_form(model: nn.Module, image: tuple[int, int, int]) -> nn.Module | None:
+    """The model as sparse loops over groups of images, where that is faster; None where it is not, or without numba.
+
+    Both share all parameters and buffers. From now on the process keeps the memory that it frees.
+    """
+    try:
+        from .fast.grouped import grouped
+    except ImportError:  # numba comes with the extra `fast`
+        return None
+    found = grouped(model, image)
+    if found is not None:
+        keep_freed_memory()
+    return found
 
 
 def _one_epoch(
