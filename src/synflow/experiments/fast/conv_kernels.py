@@ -1,6 +1,6 @@
 """Convolutions that multiply by the kept weights only, compiled by numba.
 
-Tensors are groups of images: (groups, channels, height, width, images of a group). For one kept weight, a row of outputs
+Tensors are groups of images: (groups, channels, height, width, images of a group). For one kept weight, a row of output
 is a row of inputs times a number: both are contiguous, also when the stride is not 1, because columns are copied into a
 padded work space ordered by their remainder modulo the stride. The work space of one group fits into the second cache.
 """

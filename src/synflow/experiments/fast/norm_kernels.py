@@ -93,7 +93,7 @@ def sums(z: Array, slope: Array, mean: Array, scale: Array, shift: Array, mode: 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
 def gradient(z: Array, slope: Array, mean: Array, scale: Array, shift: Array, relu: bool, constant: Array,
              factor: Array, dz: Array) -> None:  # fmt: skip
-    """Write `scale * g + constant + factor * (z - mean)` to dz; with `relu` g is 0 where the output was not positive."""
+    """Write `scale * g + constant + factor * (z - mean)` to dz; with `relu` g is 0 where the output was 0."""
     zero = np.float32(0)
     for group in range(z.shape[0]):
         for c in range(z.shape[1]):
@@ -142,7 +142,9 @@ def sums_pooled(z: Array, slope: Array, mean: Array, scale: Array, shift: Array,
                     # A negative scale turns the order around, so the largest entry is found by the product.
                     for j in range(wide):
                         top = max(max(a[j] * k, b[j] * k), max(d[j] * k, e[j] * k))
-                        hit = a[j] if a[j] * k == top else b[j] if b[j] * k == top else d[j] if d[j] * k == top else e[j]
+                        hit = (
+                            a[j] if a[j] * k == top else b[j] if b[j] * k == top else d[j] if d[j] * k == top else e[j]
+                        )
                         g = grads[j] if top + t > zero else zero
                         one[j] += g
                         two[j] += g * (hit - m)

@@ -79,7 +79,7 @@ class _Convolution(torch.autograd.Function):
         return _convolved(x, weight, bias, pattern)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         pattern, dy = ctx.pattern, dy.contiguous()
         dx = None
@@ -98,7 +98,7 @@ class _Convolution(torch.autograd.Function):
 
 def sparse_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, pattern: Pattern) -> Tensor:
     """The convolution of groups of images with the kept weights."""
-    found: Tensor = _Convolution.apply(x, weight, bias, pattern)  # type: ignore[no-untyped-call]
+    found: Tensor = _Convolution.apply(x, weight, bias, pattern)
     return found
 
 
@@ -131,7 +131,7 @@ def _weight_gradient(x: Tensor, dy: Tensor, pattern: Pattern) -> tuple[Tensor, T
 def batch_norm(z: Tensor, norm: nn.BatchNorm2d, other: Tensor | None, relu: bool, pool: bool) -> Tensor:
     """`norm(z)`, plus `other`, its positive part, the largest of each 2x2 window; running statistics as torch does."""
     if norm.training:
-        found: Tensor = _BatchNorm.apply(z, norm.weight, norm.bias, other, norm, relu, pool)  # type: ignore[no-untyped-call]
+        found: Tensor = _BatchNorm.apply(z, norm.weight, norm.bias, other, norm, relu, pool)
         return found
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -156,7 +156,7 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> Any:
         z, y, mean, inverse, scale, shift = ctx.saved_tensors
         slope = slope.contiguous()
         kept = torch.empty_like(slope) if ctx.added else None
@@ -244,9 +244,7 @@ def _each(images: tuple[Tensor, ...], loop: Callable[..., Any]) -> list[Any]:
     if parts == 1:
         return [loop(*arrays)]
     cuts = [k * groups // parts for k in range(parts + 1)]
-    futures = [
-        _pool(parts).submit(loop, *(array[cuts[k] : cuts[k + 1]] for array in arrays)) for k in range(parts)
-    ]
+    futures = [_pool(parts).submit(loop, *(array[cuts[k] : cuts[k + 1]] for array in arrays)) for k in range(parts)]
     return [future.result() for future in futures]
 
 
