@@ -56,5 +56,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cost": Experiment("passes and seconds of each method", cost.configs, cost.draw, trains=False),
     "margins": Experiment("certified margins against the paper's schedule", margins.configs, margins.draw),
     "timing": Experiment("compact against masked training time", timing.configs, timing.draw),
-    "sceptic": Experiment("SynFlow against plain narrower networks and random ERK", sceptic.configs, sceptic.draw),
+    "sceptic": Experiment(
+        "SynFlow, random and magnitude against narrower dense networks", sceptic.configs, sceptic.draw
+    ),
 }
