@@ -29,6 +29,9 @@ def paper(
     ] = "laptop",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where figures and tables go.")] = Path("figures"),
     settings: Settings = None,
+    tables: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Redraw from exported tables, without training.")
+    ] = None,
     *,
     where: Where,
 ) -> None:
@@ -43,10 +46,14 @@ def paper(
     [bold]synflow paper plan --scale paper[/bold]
 
     [bold]synflow paper draw fig6 --runs runs[/bold]
+
+    [bold]synflow paper --from docs/results/data[/bold]
     """
-    verb, chosen = _understood(names)
+    verb, chosen = _understood(names or ["draw"] if tables else names)
     changes = parse_settings(settings)
-    if verb == "list":
+    if tables is not None:
+        _redraw(tables, out, chosen)
+    elif verb == "list":
         _list()
     elif verb == "plan":
         _plan(chosen, scale, changes)
@@ -84,6 +91,14 @@ def _make(names: list[str], scale: str, out: Path, changes: dict[str, Any], wher
             _show(one.name, one.drawing)
     for one in made:
         one.outcome.check()
+
+
+def _redraw(tables: Path, out: Path, names: list[str]) -> None:
+    from ..experiments.paper import redraw
+    from .output import command_line
+
+    for name, drawing in redraw(tables, out, names, command_line()).items():
+        _show(name, drawing)
 
 
 def _list() -> None:

@@ -26,6 +26,7 @@ def results(
     ] = None,
     sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a .csv, .md or .parquet file.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page to look at all runs.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show, query and export the results of runs: one row per finished run. Damaged files are named and left out.
@@ -36,6 +37,7 @@ def results(
 
     from ..errors import SynflowError
     from ..experiments.results import collect, columns as all_columns, select, write_table  # isort: skip
+    from ..experiments.results_page import write_page
     from .output import print_json, say, table
 
     rows, problems = collect(runs)
@@ -54,6 +56,9 @@ def results(
     if out is not None:
         write_table(rows if columns is None else [{n: row.get(n) for n in wanted} for row in rows], out)
         say(f"{len(rows)} runs written to {out}")
+    elif html is not None:
+        write_page(rows, html)
+        say(f"{len(rows)} runs on {html}")
     elif as_json:
         print_json(rows)
     elif not rows:

@@ -10,14 +10,15 @@ from typing import Any
 
 from synflow.errors import SynflowError, choose
 
-from .configs import Config, configured
+from .configs import Config, configured, identity
 from .figures import EXPERIMENTS, SCALES, Drawing
 from .results import to_markdown
 from .runs import Context, folder_of, read_result
 from .sealed_json import write_bytes
 from .sweeps import Outcome, Place, run_sweep, unique
+from .tables import read_tables
 
-__all__ = ["configs_of", "draw", "reproduce", "stored"]
+__all__ = ["configs_of", "draw", "redraw", "reproduce", "stored"]
 
 
 def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None) -> list[Config]:
@@ -32,8 +33,9 @@ def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None)
 
 
 def stored(configs: Sequence[Config], root: Path) -> tuple[list[dict[str, Any]], int]:
-    """The results that are there, and how many are not."""
-    found = [read_result(folder_of(config, root)) for config in configs]
+    """The results that are there, in folders of runs or in exported tables, and how many are not."""
+    exported = read_tables(root)
+    found = [exported.get(identity(config)) or read_result(folder_of(config, root)) for config in configs]
     return [result for result in found if result is not None], found.count(None)
 
 
@@ -90,6 +92,20 @@ def draw(
     notes = (*drawing.notes, *([f"{missing} of {len(configs)} runs are missing"] if missing else []))
     write_bytes(out / f"{name}.md", _page(name, scale, results, drawing, notes, settings or {}, command).encode())
     return Drawing((*drawing.paths, out / f"{name}.md"), drawing.table, notes)
+
+
+def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> dict[str, Drawing]:
+    """Draw the named figures from the tables of a folder without training, each at the largest scale that has runs."""
+    exported = read_tables(folder)
+    if not exported:
+        raise SynflowError(f"{folder} holds no table of results (*.csv); write one with `synflow results --out`")
+    made = {}
+    for name in names:
+        for scale in reversed(SCALES):
+            if any(identity(config) in exported for config in configs_of(name, scale)):
+                made[name] = draw(name, scale, folder, out, command=command)
+                break
+    return made
 
 
 def _page(

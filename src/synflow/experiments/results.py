@@ -11,8 +11,10 @@ from typing import Any
 
 from synflow.errors import SynflowError, need
 
+from .configs import from_dict
 from .runs import read_result
 from .sealed_json import write_bytes
+from .tables import command_of
 
 __all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
 
@@ -48,7 +50,8 @@ def _row(name: str, result: Mapping[str, Any]) -> Row:
         for key, value in part.items()
         if isinstance(value, str | int | float | bool | None)
     }
-    return {**row, **{key if key not in row else f"out_{key}": value for key, value in simple.items()}}
+    row |= {key if key not in row else f"out_{key}": value for key, value in simple.items()}
+    return row | {"command": command_of(from_dict(result["config"]))}
 
 
 def select(rows: Iterable[Row], conditions: Iterable[str]) -> list[Row]:

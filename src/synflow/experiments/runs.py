@@ -141,13 +141,23 @@ def execute(config: Config, root: str | os.PathLike[str], context: Context | Non
                 raise
         about = {
             "threads": torch.get_num_threads(), "host": socket.gethostname(), "torch": torch.__version__,
-            "synflow": __version__, "seconds": time.perf_counter() - started,
+            "synflow": __version__, "seconds": time.perf_counter() - started, "commit": _commit(),
         }  # fmt: skip
         result = {"config": to_dict(config), "outcome": outcome, "about": about}
         write_json(folder / "result.json", result)
         for leftover in ("checkpoint.pt", "failure.json"):
             (folder / leftover).unlink(missing_ok=True)
         return read_json(folder / "result.json")
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the package is run from, None if it is installed."""
+    root = Path(__file__).parents[3]
+    with suppress(OSError, IndexError):
+        head = (root / ".git" / "HEAD").read_text().split()
+        name = head[-1] if head[0] != "ref:" else (root / ".git" / head[1]).read_text().strip()
+        return name[:12]
+    return None
 
 
 def _make(folder: Path) -> None:

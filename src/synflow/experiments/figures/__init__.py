@@ -20,8 +20,10 @@ from . import (
     fig10,
     iterative_snip,
     margins,
+    past,
     sceptic,
     timing,
+    tournament,
 )
 from .accuracy import Results
 from .drawing import Drawing
@@ -59,4 +61,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sceptic": Experiment(
         "SynFlow, random and magnitude against narrower dense networks", sceptic.configs, sceptic.draw
     ),
+    "past": Experiment("SynFlow past the published compressions", past.configs, past.draw),
+    "tournament": Experiment("every score on one network", tournament.configs, tournament.draw),
 }

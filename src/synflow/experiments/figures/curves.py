@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def draw_curves(
     table: dict[str, dict[str, Any]] = {}
     with canvas(1, len(keys), width=4.2 if len(keys) == 1 else 3.4, height=3.2) as (figure, axes):
         for panel, (key, label) in zip(axes[0], keys, strict=True):
-            for colour, (curve, mine) in zip(PALETTE, chosen.items(), strict=False):
+            for colour, (curve, mine) in zip(itertools.cycle(PALETTE), chosen.items(), strict=False):
                 found = points(results, mine, key)
                 band(panel, found, color=colour, marker="o", label=curve)
                 for x, mean, low, high in found:

@@ -21,7 +21,18 @@ COLOURS = {
     "random": "#7F7F7F", "magnitude": "#E69F00", "snip": "#009E73", "grasp": "#CC79A7", "synflow": "#0072B2",
     "dense": "#000000", "narrow_flops": "#D55E00", "narrow_weights": "#E69F00", "random_erk": "#7F7F7F",
 }  # fmt: skip
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
+PALETTE = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#D55E00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#F0E442",
+    "#000000",
+    "#8C564B",
+)
 MARKERS = {"random": "s", "magnitude": "^", "snip": "D", "grasp": "v", "synflow": "o"}
 LABELS = {
     "random": "Random", "magnitude": "Magnitude", "snip": "SNIP", "grasp": "GraSP", "synflow": "SynFlow",

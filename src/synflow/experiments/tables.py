@@ -1,0 +1,79 @@
+"""Results that were exported with `synflow results --out runs.csv`, read back, so that figures need no training."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from synflow.errors import SynflowError
+
+from .configs import Config, from_dict, identity, to_dict
+from .recipes import Recipe
+
+__all__ = ["command_of", "read_tables"]
+
+ABOUT = ("threads", "host", "torch", "synflow", "seconds", "commit")
+# What a result carries that no figure of training needs: these stay in the run's own folder.
+SETTINGS = [f.name for f in dataclasses.fields(Config) if f.name != "recipe"]
+OF_RECIPE = [f.name for f in dataclasses.fields(Recipe)]
+
+
+def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results in all CSV files of a folder, by the names of their runs; a row that is no result is an error."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.csv")):
+        with open(path, newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    result = _result(row)
+                except (KeyError, SynflowError) as cause:
+                    raise SynflowError(
+                        f"{path}, line {number} is no result: {cause}; write the table with `synflow results --out`"
+                    ) from cause
+                found[identity(from_dict(result["config"]))] = result
+    return found
+
+
+def _result(row: Mapping[str, str]) -> dict[str, Any]:
+    values = {name: _value(text) for name, text in row.items() if name is not None}
+    settings = {name: values[name] for name in SETTINGS if values.get(name) is not None}
+    recipe = {name: values[name] for name in OF_RECIPE if values.get(name) is not None}
+    config = to_dict(from_dict({**settings, "recipe": recipe}))
+    rest = {name: value for name, value in values.items() if name not in {*SETTINGS, *OF_RECIPE, *ABOUT, "run"}}
+    # A name that settings and outcome share is written as out_NAME.
+    outcome = {name.removeprefix("out_"): value for name, value in rest.items()}
+    return {"config": config, "outcome": outcome, "about": {name: values.get(name) for name in ABOUT}}
+
+
+def _value(text: str) -> Any:
+    """A cell of a CSV file as Python wrote it: numbers, True, None as nothing, lists in brackets; else words."""
+    if text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def command_of(config: Config) -> str:
+    """The command that does one run again: every setting that is not the default.
+
+    >>> command_of(Config(compression=10.0))
+    'synflow sweep --set compression=10.0'
+    """
+    plain, default = to_dict(config), to_dict(Config())
+    settings = {**plain, **plain["recipe"]}
+    usual = {**default, **default["recipe"]}
+    words = [
+        f"{name}={json.dumps(value, separators=(',', ':')) if isinstance(value, list) else value}"
+        for name, value in settings.items()
+        if name != "recipe" and value != usual[name]
+    ]
+    return shlex.join(["synflow", "sweep", *(word for pair in words for word in ("--set", pair))])
