@@ -38,7 +38,7 @@ def run(capsys, monkeypatch):
 
 
 def test_list_and_plan(run):
-    assert "fig2            no      what is left of each layer" in run("paper list").out
+    assert "fig2            no      weights kept per layer" in run("paper list").out
     out = run("paper plan fig6 --scale paper").out
     assert "2,196" in out
     assert "GB" in out

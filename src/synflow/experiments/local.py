@@ -82,7 +82,7 @@ def _report(configs: Sequence[Config], root: Path, reported: set[str], tell: Tel
 
 
 def work(configs: Sequence[Config], root: Path, context: Context, retries: int, pause: float = 0.2) -> None:
-    """Do what is left to do, until every run is done, has failed for good, or is in another's hands."""
+    """Do the remaining runs until each is done, has failed for good, or is held by another worker."""
     waiting = list(configs)
     while waiting:
         progressed, busy = False, []

@@ -37,7 +37,7 @@ class Estimate:
     disk: int
 
     def hours(self, speed: float) -> float:
-        """Hours at so many operations per second."""
+        """Hours at `speed` operations per second."""
         return self.operations / speed / 3600
 
 

@@ -41,7 +41,7 @@ def page_of(rows: Sequence[Row]) -> str:
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """Write the page in one go."""
+    """Write the page atomically."""
     write_bytes(path, page_of(rows).encode())
 
 

@@ -1,4 +1,4 @@
-"""A run in its folder: done once, whoever asks; killed, it goes on from its last checkpoint.
+"""A run and its folder: it is done once; a killed run continues from its last checkpoint.
 
 runs/train-resnet20-cifar10-synflow-1a2b3c4d5e6f/
     config.json  metrics.jsonl  masks.safetensors  certificate.json  checkpoint.pt  result.json  failure.json  lock
@@ -70,7 +70,7 @@ class Run:
             append_line(path, line)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint in one go."""
+        """Replace the checkpoint atomically."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_bytes(self.folder / "checkpoint.pt", buffer.getvalue())

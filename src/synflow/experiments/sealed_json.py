@@ -19,7 +19,7 @@ WAY_OUT = "Make room or choose another folder with --runs, then start again: fin
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file in one go, and make its folder."""
+    """Write a file atomically; its folder is made if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:

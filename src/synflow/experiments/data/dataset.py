@@ -76,7 +76,7 @@ def balanced(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
 
 
 def subset(data: Dataset, train_per_class: int | None = None, test_per_class: int | None = None) -> Dataset:
-    """The same data set with so many examples of each class; the choice is always the same.
+    """The same data set with at most this many examples per class; the choice is deterministic.
 
     Fewer of the test examples make a noisier estimate of accuracy, nothing else.
     """

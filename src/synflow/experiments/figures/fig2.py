@@ -1,4 +1,4 @@
-"""Figure 2: what is left of each layer, VGG-19 at initialisation, and where layers collapse."""
+"""Figure 2: weights kept per layer, VGG-19 at initialisation, and where layers collapse."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NORMAL = 1.96
 
 
 def half_width(top1: float, images: int = TEST_IMAGES) -> float:
-    """Half of the 95% interval of an accuracy in percent that was measured on so many images.
+    """Half the width of the 95% interval of an accuracy in percent, measured on `images` test images.
 
     >>> round(half_width(77.0), 2)
     0.82

@@ -31,7 +31,7 @@ def imp(run: Run) -> dict[str, Any]:
         synflow.attach(model, state["masks"])
         model.load_state_dict(state["model"])
     run.keep_metrics(done)
-    # Round 0 .. rounds - 1 train and prune, the last training measures what is left.
+    # Round 0 .. rounds - 1 train and prune, the last training measures the final network.
     for number in range(done, config.rounds + 1):
         for _ in train_epochs(
             model, data, config.recipe, seed=config.seed + 7919 * number, device=context.device, compile=context.compile

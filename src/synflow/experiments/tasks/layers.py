@@ -1,4 +1,4 @@
-"""A network at initialisation under one score: what is left of each layer, how scores are spread (figures 2 to 4)."""
+"""A network at initialisation under one score: weights kept per layer, scores per unit (figures 2 to 4)."""
 
 from __future__ import annotations
 
