@@ -113,17 +113,19 @@ def table(rows: dict[str, Row], steps: int) -> str:
     lines = [
         "# Architectures",
         "",
-        f"SynFlow at 10x and 100x over {len(rows)} architectures, built without pretrained weights, one example each, "
-        f"with the defaults but for {steps} exponential steps each, the second going on from the first. "
+        f'`score="synflow"` at 10x and 100x over {len(rows)} architectures, built without pretrained '
+        f"weights, one example each, with the defaults but for {steps} exponential steps each, the second going on from the first. "
         "Written by `make zoo`.",
         "",
         f"**{len(done)} of {len(rows)} pruned** · exact count in {sum(row.exact for row in done)} · "
         f"connected {sum(row.connected for row in done)} · largest conservation residual "
-        f"{max((row.residual for row in done), default=0.0):.1e}",
+        f"{max((row.residual for row in done), default=0.0):.1e} · empty at 100x: "
+        f"{sum(row.empty_layers for row in done):,} of {sum(row.layers for row in done):,} layers",
         "",
         "- *keeps*: weights left; exact means the number of weights divided by the compression, rounded.",
-        "- *connected*: an input still reaches an output at 100x. *Empty*: layers without a weight at 100x, which a "
-        "skip connection survives.",
+        "- *connected*: an input still reaches an output at 100x. *Empty*: layers without a weight at 100x. The "
+        'network stays connected by a skip connection, but the layer is lost; `score="balanced"` keeps layers alive '
+        "([why](why.md#theorem-3-on-any-graph)).",
         "- *residual*: how far conservation is off at 100x, over all units and cuts, as a share of the flow "
         "(float32 holds about 1e-6).",
         "- *seconds*: processor time of building, pruning and certifying.",
