@@ -114,8 +114,8 @@ def table(rows: dict[str, Row], steps: int) -> str:
         "# Architectures",
         "",
         f'`score="synflow"` at 10x and 100x over {len(rows)} architectures, built without pretrained '
-        f"weights, one example each, with the defaults but for {steps} exponential steps each, the second going on from the first. "
-        "Written by `make zoo`.",
+        f"weights, one example each, with the defaults but for {steps} exponential steps each, the second going on "
+        "from the first. Written by `make zoo`.",
         "",
         f"**{len(done)} of {len(rows)} pruned** · exact count in {sum(row.exact for row in done)} · "
         f"connected {sum(row.connected for row in done)} · largest conservation residual "
