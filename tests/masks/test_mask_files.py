@@ -20,7 +20,7 @@ from masking import assert_same, small
 from synflow import __version__
 from synflow.errors import SynflowError
 from synflow.masks.attach import attach, attached, fingerprint
-from synflow.masks.files import _checksum, _encoded, load_masks, save_masks
+from synflow.masks.files import _checksum, _decoded, _encoded, load_masks, save_masks
 from synflow.masks.results import Masks
 
 
@@ -122,6 +122,8 @@ def test_without_the_models_fingerprint_the_masked_weights_decide(file):
     [
         ({"a": torch.ones(2)}, {}, "a: a mask is a boolean tensor.*float32"),
         ({"a": [True]}, {}, "a: a mask is a boolean tensor.*list"),
+        ({"a": torch.ones(2, 2).bool().to_sparse()}, {}, "a: a mask is a dense tensor"),
+        ({"a": torch.ones(2, device="meta").bool()}, {}, "a: the mask is on the meta device"),
         ({"__metadata__": torch.ones(2).bool()}, {}, "'__metadata__' cannot be the name"),
         ({"": torch.ones(2).bool()}, {}, "'' cannot be the name"),
         ({"a\ud800": torch.ones(2).bool()}, {}, "cannot be the name"),
@@ -342,3 +344,30 @@ def test_hostile_headers(file, header):
 def test_a_header_that_claims_to_be_huge(file, size):
     file.write_bytes(struct.pack("<Q", size) + b"{}      ")
     refused(file, "no safetensors file")
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 100_000 + "]" * 100_000, "null", "3", '{"weight":[1000000000,-1]}', '{"weight":"ab"}']
+)
+@pytest.mark.parametrize("key", ["shapes", "about"])
+def test_forged_metadata_with_a_right_checksum_are_refused_in_one_sentence(tmp_path, key, value):
+    path = tmp_path / "masks.safetensors"
+    save_masks({"weight": torch.ones(2, 3).bool()}, path)
+    packed, metadata = _decoded(path)
+    rest = {**metadata, key: value}
+    del rest["checksum"]
+    path.write_bytes(_encoded(packed, {**rest, "checksum": _checksum(packed, rest)}))
+    if key == "about" and value.startswith("{"):
+        assert load_masks(path)["weight"].all()
+        return
+    with pytest.raises(SynflowError, match="is damaged"):
+        load_masks(path)
+
+
+def test_places_that_cannot_be_read_or_written_are_named(tmp_path):
+    masks = {"weight": torch.ones(2, 3).bool()}
+    for place in (tmp_path, tmp_path / "none" / "masks.safetensors"):
+        with pytest.raises(SynflowError, match=place.name):
+            load_masks(place)
+        with pytest.raises(SynflowError, match="cannot be written"):
+            save_masks(masks, place)

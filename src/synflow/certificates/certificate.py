@@ -22,6 +22,7 @@ from ..support.chunked import count
 from ..support.numbers import power_of_two, times
 from ..support.torch_modes import with_gradients
 from .conservation import conservation_of
+from .inventory import Part, inventory, inventory_text
 from .limits import max_compression_of
 
 
@@ -49,7 +50,7 @@ class Certificate:
     survive. `idle` weights are kept but lie on no path, so `effective_compression` counts only the others.
     `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off:
     at units, and at the layers that are `cuts`. `steps` tell for each step the flow pruned over the flow; below one,
-    Theorem 3's condition held.
+    Theorem 3's condition held. `parameters` says of every parameter of the model what became of it.
     """
 
     total: int
@@ -66,6 +67,7 @@ class Certificate:
     layers: tuple[LayerRow, ...]
     steps: tuple[StepRecord, ...]
     notes: tuple[str, ...]
+    parameters: tuple[Part, ...] = ()
 
     @property
     def compression(self) -> float:
@@ -98,6 +100,7 @@ class Certificate:
                 "weights",
                 f"{self.kept:,} of {self.total:,} kept ({times(self.compression)}, max {times(self.max_compression)})",
             ),
+            ("parameters", inventory_text(self.parameters)),
             (
                 "connected",
                 "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
@@ -148,6 +151,7 @@ def certify(
     before = measure(network, options=WITHOUT_SHIFTS, gradients=False)
     after = measure(network, full, options=WITHOUT_SHIFTS, gradients=False)
     records = getattr(masks, "steps", ()) if steps is None else steps
+    parts, warnings = inventory(model, full, example)
     return Certificate(
         total=network.size,
         kept=count(full),
@@ -165,7 +169,8 @@ def certify(
             for name, mask in full.items()
         ),
         steps=tuple(step.record if hasattr(step, "record") else step for step in records),
-        notes=after.notes,
+        notes=(*warnings, *after.notes),
+        parameters=parts,
     )
 
 

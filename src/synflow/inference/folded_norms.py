@@ -52,7 +52,8 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
     `channels_last` lays images out with channels innermost, which is faster for convolutions on CPUs; pass False where
     it is not. `freeze` makes one graph of it that runs without Python (`torch.jit`), for inputs of the example's shape,
     batch size included, and for the way they take through the model's code; convolutions get the form that suits the
-    sizes of their images. A model that can't be traced is returned unfrozen, with a warning. Outputs on random inputs
+    sizes of their images; `torch.jit` keeps 0.4 to 0.9 MB of each graph while the process lives, so freeze once, not in
+    a loop. A model that can't be traced is returned unfrozen, with a warning. Outputs on random inputs
     must equal the model's to 1e-10 in double precision, or nothing is returned. The model itself is not changed.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())

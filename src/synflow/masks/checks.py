@@ -29,6 +29,8 @@ def check_boolean(name: str, mask: object) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise SynflowError(f"{name}: a mask is a boolean tensor, True where a weight is kept, got {got}; try mask != 0")
+    if mask.layout != torch.strided:
+        raise SynflowError(f"{name}: a mask is a dense tensor, got {mask.layout}; try mask.to_dense()")
 
 
 def check_mask(name: str, mask: Any, weight: Tensor) -> None:

@@ -99,6 +99,8 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
 def _packed(name: str, mask: Tensor) -> bytes:
     check_boolean(name, mask)
+    if mask.is_meta:
+        raise SynflowError(f"{name}: the mask is on the meta device and has no values to save")
     return np.packbits(mask.detach().cpu().numpy().ravel(), bitorder="little").tobytes()
 
 
