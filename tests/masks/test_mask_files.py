@@ -347,7 +347,7 @@ def test_a_header_that_claims_to_be_huge(file, size):
 
 
 @pytest.mark.parametrize(
-    "value", ["[" * 100_000 + "]" * 100_000, "null", "3", '{"weight":[1000000000,-1]}', '{"weight":"ab"}']
+    "value", ["[" * 100_000 + "]" * 100_000, "null", "3", '{"weight":[1000000000,-1]}', '{"weight":["ab"]}']
 )
 @pytest.mark.parametrize("key", ["shapes", "about"])
 def test_forged_metadata_with_a_right_checksum_are_refused_in_one_sentence(tmp_path, key, value):
@@ -357,9 +357,6 @@ def test_forged_metadata_with_a_right_checksum_are_refused_in_one_sentence(tmp_p
     rest = {**metadata, key: value}
     del rest["checksum"]
     path.write_bytes(_encoded(packed, {**rest, "checksum": _checksum(packed, rest)}))
-    if key == "about" and value.startswith("{"):
-        assert load_masks(path)["weight"].all()
-        return
     with pytest.raises(SynflowError, match="is damaged"):
         load_masks(path)
 

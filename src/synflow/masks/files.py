@@ -50,7 +50,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
     """
     known = {**getattr(masks, "about", {}), **about}
     for key, value in known.items():
-        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        if not _storable(value):
             raise SynflowError(f"about {key!r}: only text and finite numbers can be saved, got {value!r}")
     packed = {name: _packed(name, mask) for name, mask in masks.items()}
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
@@ -76,6 +76,7 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
     packed, metadata = _decoded(path)
     with _or_corrupt(path):
         shapes, about = json.loads(metadata["shapes"]), json.loads(metadata["about"])
+        _require(isinstance(about, dict) and all(map(_storable, about.values())), "what it says of itself is no text")
         masks = {name: _unpacked(packed[name], shape) for name, shape in shapes.items()}
         if metadata["fingerprint of"] == "model":
             about["fingerprint"] = metadata["fingerprint"]
@@ -95,6 +96,10 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
     weights = named_weights(model)
     loaded.update({name: mask.to(weights[name].device) for name, mask in masks.items()})
     return loaded
+
+
+def _storable(value: object) -> bool:
+    return isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _packed(name: str, mask: Tensor) -> bytes:
