@@ -103,7 +103,8 @@ def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> 
     for name in names:
         for scale in reversed(SCALES):
             if any(identity(config) in exported for config in configs_of(name, scale)):
-                made[name] = draw(name, scale, folder, out, command=command)
+                runs = f"synflow paper {name} --scale {scale} --data-dir DIR  # does the runs"
+                made[name] = draw(name, scale, folder, out, command=f"{runs}\n    {command}  # redraws the figure")
                 break
     return made
 

@@ -95,10 +95,13 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             panel.set(xscale="log", xlabel=said, ylabel="top-1 accuracy (%)")
         axes[0][0].legend(fontsize=7)
         paths = save(figure, folder, "sceptic")
-    note = (
-        "parameters in memory are those of the compact network; seconds are of training and evaluation, not of pruning"
+    notes = (
+        "operations and parameters are those of the compact network, zeros inside its layers included",
+        "seconds are of training and evaluation, not of pruning",
+        "lines are Pareto fronts of means over seeds, dots are single runs; ± is the 95% interval over test images",
+        "† no path from input to output was left",
     )
-    return Drawing(tuple(paths), table, (note, "lines are Pareto fronts of means over seeds, dots are single runs"))
+    return Drawing(tuple(paths), table, notes)
 
 
 def _mean(group: list[Mapping[str, Any]], key: str) -> float:
@@ -107,7 +110,8 @@ def _mean(group: list[Mapping[str, Any]], key: str) -> float:
 
 def _row(name: str, size: float, group: list[Mapping[str, Any]]) -> dict[str, Any]:
     sized = f"width {size:g}" if name == DENSE else f"compression {size:,.0f}"
-    row: dict[str, Any] = {"network": f"{name}, {sized}", "top-1 (%)": interval(group)}
+    dead = "" if all(result["outcome"].get("connected", True) for result in group) else " †"
+    row: dict[str, Any] = {"network": f"{name}, {sized}", "top-1 (%)": interval(group) + dead}
     for key, said in AXES.items():
         row[said] = f"{_mean(group, key):,.0f}"
     return row
