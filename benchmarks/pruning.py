@@ -2,10 +2,10 @@
 
     python benchmarks/pruning.py [--only PATTERN ...] [--threads N] [--json FILE]
 
-The baseline follows the paper's pseudocode: absolute values and signs of the whole model at each step, forward and
-backward on dense tensors, all scores joined, `torch.kthvalue`, dense masks. Its steps and ours alternate, so that
-whatever else the machine does hits both. Then each of our steps is compared with the library's plain path (scores held,
-one selection over all of them, no compaction) from the same masks. Memory is that of fresh processes.
+The baseline is `synflow.pruning.plain_engine.algorithm_1`: forward and backward on dense tensors at each step, one
+selection over all scores, dense masks. Half of its steps run before ours and half after, so that whatever else the
+machine does hits both. Then each of our steps is compared with a plain one from the same masks: scores held, one
+selection over all of them. Memory is that of fresh processes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import synflow
-from synflow.engine import fast as survivors
-from synflow.experiments import models
-from synflow.pruning import flow_steps as flow_pruning
-from synflow.pruning.schedules import exponential
-from synflow.pruning.settings import Plan, make_plan
+from synflow.models.built_in import build as build_model
+from synflow.network.private_copy import open_network
+from synflow.pruning.plain_engine import algorithm_1
 from synflow.support.memory import give_back
 from synflow.support.ranking import keep_best
 
@@ -55,59 +53,27 @@ def image(size: int) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] = {
-    "vgg16:10": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 10),
-    "vgg16:100": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 100),
-    "vgg16:1000": (lambda: models.build("vgg16_bn", classes=100), lambda: image(32), 1000),
-    "resnet18:100": (lambda: models.build("resnet18", classes=200, input_shape=(3, 64, 64)), lambda: image(64), 100),
+    "vgg16:10": (lambda: build_model("vgg16_bn", classes=100), lambda: image(32), 10),
+    "vgg16:100": (lambda: build_model("vgg16_bn", classes=100), lambda: image(32), 100),
+    "vgg16:1000": (lambda: build_model("vgg16_bn", classes=100), lambda: image(32), 1000),
+    "resnet18:100": (lambda: build_model("resnet18", classes=200, input_shape=(3, 64, 64)), lambda: image(64), 100),
     "vgg19-224:1000": (
-        lambda: models.build("vgg19_bn", classes=1000, input_shape=(3, 224, 224)),
+        lambda: build_model("vgg19_bn", classes=1000, input_shape=(3, 224, 224)),
         lambda: image(224),
         1000,
+    ),
+    "resnet50-224:100": (
+        lambda: build_model("resnet50", classes=1000, input_shape=(3, 224, 224)),
+        lambda: image(224),
+        100,
     ),
     "gpt2:10": (GPT, lambda: torch.zeros(1, 32, dtype=torch.long), 10),
 }
 
 
 def baseline(model: nn.Module, example: Tensor, compression: float, steps: int) -> Iterator[dict[str, Tensor]]:
-    """The paper's algorithm, on a model of its own, as its pseudocode has it; masks after each step."""
-    weights = synflow.prunable(model)
-    masks = {name: torch.ones_like(weight) for name, weight in weights.items()}
-    dense = {name: weight.detach().clone() for name, weight in weights.items()}
-    total = sum(weight.numel() for weight in weights.values())
-    model.eval()
-    for step in range(1, steps + 1):
-        with torch.no_grad():
-            for name, weight in weights.items():
-                weight.copy_(dense[name] * masks[name])
-            signs = {name: torch.sign(value) for name, value in model.state_dict().items()}
-            for value in model.state_dict().values():
-                value.abs_()
-        model.zero_grad()
-        model(example).sum().backward()
-        scores = {name: (weight.grad * weight).detach().abs() for name, weight in weights.items()}
-        with torch.no_grad():
-            for name, value in model.state_dict().items():
-                value.mul_(signs[name])
-        joined = torch.cat([score.flatten() for score in scores.values()])
-        going = total - round(total * exponential(step, steps, 1 / compression))
-        if going > 0:
-            threshold = torch.kthvalue(joined, going).values
-            masks = {name: (score > threshold).float() for name, score in scores.items()}
-        yield masks
-
-
-def ours(model: nn.Module, example: Tensor, compression: float, steps: int) -> Iterator[dict[str, Tensor]]:
-    """What `synflow.prune` does by default, a step at a time; masks with the last."""
-    plan = plan_of(model, example, compression, steps)
-    for step in flow_pruning.flow_steps(plan, hold=False):
-        yield step.masks
-
-
-def plan_of(model: nn.Module, example: Tensor, compression: float, steps: int) -> Plan:
-    return make_plan(
-        model, example, compression=compression, density=None, score="synflow", steps=steps, schedule=None, margin=0.5,
-        guard=True, scope="global", data=None, loss=F.cross_entropy, select=None, protect=(), masks=None, seed=0,
-    )  # fmt: skip
+    """Algorithm 1 of the paper, on dense tensors; masks after each step."""
+    return algorithm_1(open_network(model, example), 1 / compression, steps)
 
 
 def plainly(model: nn.Module, example: Tensor, masks: dict[str, Tensor], keep: int) -> tuple[dict[str, Tensor], Any]:
@@ -124,7 +90,7 @@ def compared(model: nn.Module, example: Tensor, compression: float, steps: int, 
     """
     masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
     alone, ties, removed, farthest = masks, 0, 0, 0.0
-    for step in flow_pruning.flow_steps(plan_of(model, example, compression, steps), hold=True):
+    for step in synflow.iterate(model, example, compression=compression, steps=steps):
         if (step.index - 1) % every:
             masks = step.masks
             continue
@@ -142,77 +108,37 @@ def compared(model: nn.Module, example: Tensor, compression: float, steps: int, 
     return {"ties": ties // 2, "removed": removed, "farthest": farthest, "kept_differently": differ}
 
 
-def timed(steps: Iterator[dict[str, Tensor]]) -> Iterator[tuple[float, dict[str, Tensor]]]:
-    while True:
-        start = time.perf_counter()
-        try:
-            masks = next(steps)
-        except StopIteration:
-            return
-        yield time.perf_counter() - start, masks
-
-
-class Phases:
-    """Seconds by phase, taken at the doors of the library's own functions while ours runs."""
-
-    DOORS = (
-        ("forward and backward", survivors.Survivors, "measure"),
-        ("selection", flow_pruning, "lightest_weights"),
-        ("cutting down", survivors.Survivors, "shrink"),
-        ("masking", survivors.Survivors, "drop"),
-    )
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys((name for name, _, _ in self.DOORS), 0.0)
-        self.inside = False
-        for name, owner, attribute in self.DOORS:
-            setattr(owner, attribute, self.wrapped(name, getattr(owner, attribute)))
-
-    def wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self.inside:
-                return function(*args, **kwargs)
-            self.inside, start = True, time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.inside = False
-                self.seconds[name] += time.perf_counter() - start
-
-        return run
-
-
 def warm_up() -> None:
     """Let both load and compile what they need once per process, on a network of two million weights."""
     model, example = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)), torch.ones(1, 1024)
-    for steps in (baseline, ours):
-        for _ in steps(model, example, 100, 10):
-            pass
+    synflow.prune(model, example, compression=100, steps=10)
+    for _ in baseline(model, example, 100, 10):
+        pass
 
 
-def clocked(name: str, phases: Phases, every: int) -> dict[str, Any]:
-    """Both side by side; `every` n-th step of the baseline only, whose dense steps all cost the same."""
-    build, make_example, compression = CASES[name]
-    torch.manual_seed(0)
-    model, example = build(), make_example()
-    torch.manual_seed(0)
-    other = build()
-    phases.seconds = dict.fromkeys(phases.seconds, 0.0)
-    theirs = timed(baseline(other, example, compression, STEPS))
-    mine, spent = 0.0, []
-    for index, (seconds, _) in enumerate(timed(ours(model, example, compression, STEPS))):
-        mine += seconds
-        if index % every == 0:
-            spent.append(next(theirs)[0])
-    shares = {key: value / mine for key, value in phases.seconds.items()}
-    whole = sum(spent) / len(spent) * STEPS
+def clocked(model: nn.Module, example: Tensor, compression: float, every: int) -> dict[str, Any]:
+    """Half of the baseline's steps, ours, the other half, so that both meet the same machine.
+
+    Of the baseline only one step in `every`: its dense steps all cost the same.
+    """
+    timed = max(2, STEPS // every)
+    theirs = baseline(model, example, compression, timed)
+    spent = _seconds(lambda: [next(theirs) for _ in range(timed // 2)])
+    mine = _seconds(lambda: synflow.prune(model, example, compression=compression, steps=STEPS))
+    spent += _seconds(lambda: list(theirs))
+    whole = spent / timed * STEPS
     return {
-        "steps": STEPS, "baseline_seconds": whole, "baseline_steps_timed": len(spent), "seconds": mine,
-        "ratio": whole / mine, "phases": {**shares, "rest": 1 - sum(shares.values())},
+        "steps": STEPS, "baseline_seconds": whole, "baseline_steps_timed": timed, "seconds": mine, "ratio": whole / mine
     }  # fmt: skip
 
 
-def examine(name: str, parts: list[str], phases: Phases, options: argparse.Namespace) -> dict[str, Any]:
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def examine(name: str, parts: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for of one row."""
     build, make_example, compression = CASES[name]
     torch.manual_seed(0)
@@ -220,7 +146,7 @@ def examine(name: str, parts: list[str], phases: Phases, options: argparse.Names
     weights = sum(weight.numel() for weight in synflow.prunable(model).values())
     row: dict[str, Any] = {"case": name, "weights": weights, "kept": round(weights / compression)}
     if "time" in parts:
-        row |= clocked(name, phases, options.every)
+        row |= clocked(model, example, compression, options.every)
     if "masks" in parts:
         row |= compared(model, example, compression, STEPS, options.check)
     if "memory" in parts:
@@ -235,28 +161,28 @@ def peak(name: str, kind: str) -> int:
 
 
 def measure_peak(kind: str, name: str) -> int:
+    """Beyond the model: the most that a whole run of ours holds, or the first steps of the baseline."""
     build, make_example, compression = CASES[name]
     torch.manual_seed(0)
     _warm_up()
     model, example = build(), make_example()
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
     before = status("VmRSS")
-    steps = (ours if kind == "ours" else baseline)(model, example, compression, STEPS)
-    for _, _masks in zip(range(3), steps, strict=False):
-        pass
+    if kind == "ours":
+        synflow.prune(model, example, compression=compression, steps=STEPS)
+    else:
+        for _, _masks in zip(range(3), baseline(model, example, compression, STEPS), strict=False):
+            pass
     return status("VmHWM") - before
 
 
 def _warm_up() -> None:
     """Have torch and the compiled loops take what they take on first use, however large the network."""
-    for function in (ours, baseline):
-        for _ in function(models.build("conv", classes=10), image(32), 2, 1):
-            pass
     layers = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
     images = nn.Sequential(nn.Conv2d(3, 256, 3), nn.Conv2d(256, 512, 3), nn.Conv2d(512, 16, 3))
     for model, example in ((layers, torch.ones(1, 1024)), (images, image(32))):
-        for _ in ours(model, example, 2, 5):
-            pass
+        synflow.prune(model, example, compression=2, steps=5)
+    list(baseline(images, image(32), 2, 1))
     give_back()
 
 
@@ -286,14 +212,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     if not rows:
         return "no row has been timed yet"
-    lines += [
-        "",
-        "| share of our time | " + " | ".join(rows[0]["phases"]) + " |",
-        "|---|" + "--:|" * len(rows[0]["phases"]),
-    ]
-    lines += [
-        f"| {row['case']} | " + " | ".join(f"{value:.0%}" for value in row["phases"].values()) + " |" for row in rows
-    ]
     chosen = [row["ratio"] for row in rows if row["case"].startswith(("vgg16", "resnet18"))]
     if chosen:
         mean = math.exp(sum(map(math.log, chosen)) / len(chosen))
@@ -318,12 +236,11 @@ def main() -> int:
     rows: dict[str, dict[str, Any]] = {}
     if options.json and options.json.exists():
         rows = {row["case"]: row for row in json.loads(options.json.read_text())["rows"]}
-    phases = Phases()
     if "time" in options.parts:
         warm_up()
     for name in CASES:
         if any(fnmatchcase(name, pattern) for pattern in options.only):
-            rows[name] = {**rows.get(name, {}), **examine(name, options.parts, phases, options)}
+            rows[name] = {**rows.get(name, {}), **examine(name, options.parts, options)}
             print(f"{name}: {rows[name].get('ratio', 0):.1f}x", file=sys.stderr, flush=True)
             if options.json:
                 about = {"threads": options.threads, "torch": torch.__version__, "synflow": synflow.__version__}

@@ -99,8 +99,9 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
 
 def examine(name: str, steps: int, compression: float) -> dict[str, Any]:
     """Prune one network, in this process."""
-    warm = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    synflow.prune(warm, torch.ones(1, 64), compression=2, steps=2)
+    # Large enough that the compiled loops are loaded before memory is looked at.
+    warm = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
+    synflow.prune(warm, torch.ones(1, 1024), compression=2, steps=4)
     model, example = build(name)
     size = sum(weight.numel() for weight in synflow.prunable(model).values())
     held = sum(weight.numel() * weight.element_size() for weight in model.parameters())

@@ -1,4 +1,7 @@
-"""Random networks for property tests: chains, residual, concatenating, grouped, attention, gated."""
+"""Random networks for property tests: chains, residual, concatenating, grouped, attention, gated.
+
+`UNUSUAL` holds further kinds, on which laws about paths do not all hold: they are for comparing engines.
+"""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from blocks import Add, Cat, CausalAttention, EinsumAttention, Gate, Mean, RMSNorm, SelfAttention, residual
+from checks import Function
 
 sizes = st.integers(1, 6)
 depths = st.integers(1, 6)
@@ -24,7 +28,7 @@ class Network(NamedTuple):
 
 @st.composite
 def networks(draw, kinds=None, zeros=True, dtype=torch.float32):
-    """A network of one of the kinds (all of KINDS by default).
+    """A network of one of the kinds (all of KINDS by default, those of UNUSUAL by name).
 
     Widths are 1 to 6 and depths 1 to 6, with or without biases and norms. Norms sometimes look trained: random gains,
     shifts and statistics. With `zeros`, some weights are exactly zero now and then, so that a network may carry no
@@ -33,13 +37,14 @@ def networks(draw, kinds=None, zeros=True, dtype=torch.float32):
     kind = draw(st.sampled_from(sorted(kinds or KINDS)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draw(st.integers(0, 2**32 - 1)))
-        layers, shape = KINDS[kind](draw)
+        layers, shape = {**KINDS, **UNUSUAL}[kind](draw)
         model = nn.Sequential(*layers)
         if draw(st.booleans()):
             _look_trained(model)
         if zeros and draw(st.integers(0, 3)) == 0:
             _set_some_weights_to_zero(model, draw(st.sampled_from([0.1, 0.5])))
-        example = torch.randn(draw(st.integers(2, 3)), *shape)
+        batch = [] if kind == "unbatched" else [draw(st.integers(2, 3))]
+        example = torch.randn(*batch, *shape)
     return Network(kind, model.eval().to(dtype), example.to(dtype))
 
 
@@ -178,4 +183,124 @@ KINDS = {
     "grouped": _grouped,
     "mlp": _mlp,
     "residual": _residual,
+}
+
+
+def _unbatched(draw):
+    """Linear layers on a single vector: the flow has one dimension."""
+    widths = draw(st.lists(st.integers(1, 8), min_size=2, max_size=5))
+    bias, act, norm = draw(st.booleans()), draw(activations), draw(st.booleans())
+    layers = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs, bias), *([nn.LayerNorm(outputs)] if norm else []), act()]
+    return layers, widths[:1]
+
+
+def _in_place(draw):
+    """Operations that change the shape of a tensor in place."""
+    width, inner, bias = draw(sizes), draw(sizes), draw(st.booleans())
+
+    def unsqueezed(self, x):
+        h = self.first(x).relu()
+        h.unsqueeze_(1)
+        return self.second(h).squeeze_(1)
+
+    def transposed(self, x):
+        h = self.first(x).t_()
+        return self.second(h.relu().t())
+
+    def swapped(self, x):
+        h = self.first(x).unsqueeze(0)
+        h.transpose_(0, 1)
+        return self.second(torch.relu_(h)).squeeze_()
+
+    forward = draw(st.sampled_from([unsqueezed, transposed, swapped]))
+    parts = {"first": nn.Linear(width, inner, bias), "second": nn.Linear(inner, draw(sizes), bias)}
+    more = [nn.Linear(parts["second"].out_features, draw(sizes), bias)] if forward is not swapped else []
+    return [Function(forward, **parts), *more], (width,)
+
+
+def _per_sample(draw):
+    """The samples of a batch pass the layers one by one."""
+    layers, shape = draw(st.sampled_from([_unbatched, _conv_chain]))(draw)
+
+    def forward(self, x):
+        return torch.stack([self.layers(x[i]) for i in range(len(x))])
+
+    return [Function(forward, layers=nn.Sequential(*layers)), *([nn.Flatten()] if len(shape) > 1 else [])], shape
+
+
+def _conv_chain(draw):
+    channels, side, bias = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.booleans())
+    hidden = draw(sizes)
+    layers = [nn.Conv2d(channels, hidden, 3, padding=1, bias=bias), nn.ReLU(), nn.Conv2d(hidden, draw(sizes), 1)]
+    return layers, (channels, side, side)
+
+
+def _transposed(draw):
+    """A product of a sum over the batch with a transposed weight, written out."""
+    width, inner, bias = draw(sizes), draw(sizes), draw(st.booleans())
+
+    def forward(self, x):
+        return torch.matmul(self.first(x).relu().sum(0), self.second.weight.t())
+
+    second = nn.Linear(inner, draw(sizes), False)
+    more = [nn.Linear(second.out_features, draw(sizes), bias)] if draw(st.booleans()) else []
+    return [Function(forward, first=nn.Linear(width, inner, bias), second=second), *more], (width,)
+
+
+def _image(draw):
+    """Images with room between their borders, where positions that see the same are computed once."""
+    channels, side, bias = draw(st.integers(1, 3)), draw(st.integers(8, 20)), draw(st.booleans())
+    layers, width, out = _conv_layers(draw, channels, side, draw(st.integers(1, 3)), bias)
+    pooled = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, draw(sizes), bias)]
+    flat = [nn.Flatten(), nn.Linear(width * out * out, draw(st.integers(1, 2)), bias)]
+    return [*layers, *(flat if draw(st.booleans()) and out <= 10 else pooled)], (channels, side, side)
+
+
+def _tied(draw):
+    """Layers that are used twice, and a weight that is used both ways round."""
+    width, inner, bias = draw(sizes), draw(sizes), draw(st.booleans())
+    again = nn.Linear(inner, inner, bias)
+
+    def back(self, x):
+        return nn.functional.linear(torch.relu(self.first(x)), self.first.weight.t())
+
+    layers = [nn.Linear(width, inner, bias), again, nn.ReLU(), again]
+    if draw(st.booleans()):
+        layers.append(Function(back, first=nn.Linear(inner, draw(sizes), bias)))
+    return [*layers, nn.Linear(inner, draw(sizes), bias)], (width,)
+
+
+def _recurrent(draw):
+    """An LSTM or a GRU and a head on its last state."""
+    kind, width, inner = draw(st.sampled_from([nn.LSTM, nn.GRU])), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+    cells = kind(width, inner, draw(st.integers(1, 2)), bias=draw(st.booleans()), batch_first=True)
+    return [Function(forward, cells=cells, head=nn.Linear(inner, draw(sizes)))], (draw(st.integers(1, 3)), width)
+
+
+def _strided(draw):
+    """Weights that do not lie in memory in the order of their indices."""
+    layers, shape = draw(st.sampled_from([_conv, _grouped, _mlp]))(draw)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+        elif isinstance(layer, nn.Linear):
+            layer.weight.data = layer.weight.data.t().contiguous().t()
+    return layers, shape
+
+
+UNUSUAL = {
+    "image": _image,
+    "in_place": _in_place,
+    "per_sample": _per_sample,
+    "recurrent": _recurrent,
+    "strided": _strided,
+    "tied": _tied,
+    "transposed": _transposed,
+    "unbatched": _unbatched,
 }

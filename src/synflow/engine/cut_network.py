@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..compaction.cut.surgery import cut as part_of
 from ..compaction.cut.while_pruning import Outline, cut_down, outline
-from ..network.private_copy import Network, open_network
+from ..network.private_copy import Network, open_network, private_copy
 from .index_map import IndexMap, outside
 
 
@@ -43,7 +45,7 @@ class CutNetwork:
     ) -> CutNetwork | None:
         """The part of this network that masks leave; None where more than `enough` of its weights would stay."""
         if self._outline is None:
-            self._outline = outline(self._model, self.whole.example)
+            self._outline = outline(*_in_one_precision(self._model, self.whole.example))
         cut = cut_down(self._outline, masks, enough, check)
         kept = {name: cut.kept[name] for name in masks if name in cut.kept}
         if not kept:
@@ -91,6 +93,29 @@ class CutNetwork:
         """Forget what lies outside and is no longer kept."""
         kept = {name: positions[masks[name].reshape(-1)[positions]] for name, positions in self.outside.items()}
         self.outside = {name: positions for name, positions in kept.items() if len(positions)}
+
+
+def _in_one_precision(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
+    """A model and an example as they run together: flow takes weights, biases and inputs of any precision, torch not.
+
+    The precision is that of most weights, so that few tensors are copied.
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
+    dtype = max(sizes, key=lambda kind: sizes[kind])
+
+    def cast(leaf: Any) -> Any:
+        other = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != dtype
+        return leaf.detach().to(dtype) if other else leaf
+
+    same = private_copy(model)
+    for module in same.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and cast(parameter) is not parameter:
+                module._parameters[name] = nn.Parameter(cast(parameter), requires_grad=False)
+        module._buffers.update({name: cast(buffer) for name, buffer in module._buffers.items()})
+    return same, pytree.tree_map(cast, example)
 
 
 def share_alive(masks: Mapping[str, Tensor], size: int) -> float:

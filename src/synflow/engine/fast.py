@@ -313,7 +313,8 @@ class FastEngine:
                 raise CannotServeError(f"the flow changes from 2^{plain.log2} to 2^{folded[0].log2}")
         except Exception as cause:
             self._folds, self._replay = False, None
-            self._fallbacks.add("folding", cause)
+            inner = cause.__cause__  # what is raised inside of the model comes as the cause of another error
+            self._fallbacks.add("folding", inner if isinstance(inner, CannotServeError) else cause)
         else:
             self._last = self._scores(*folded)
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..flow.dispatch import ABOUT, ALIASES, RULES, has_user_rule, read_attribute
+from ..flow.dispatch import ABOUT, ALIASES, RESHAPES_IN_PLACE, RULES, has_user_rule, read_attribute
 from ..flow.passes import ByRule
 from ..flow.tensor import Flow, as_flow, flows, mapped
 from ..support import windows
+from .fallbacks import CannotServeError
 from .gather_pixels import picked
 
 # For each row and each column of an image its kind: lines of a kind hold the same values.
@@ -80,6 +81,8 @@ def operation(
         if not isinstance(answer, Tensor) or name in ABOUT:
             return answer
         return read_attribute(function, all_unfolded(args), kwargs)
+    if name in RESHAPES_IN_PLACE:
+        raise CannotServeError(f"{name} changes the shape of a folded image in place")
     name = ALIASES.get(name, name)
     # An in-place sum gets another shape here; the flow of the whole network is compared once with the plain pass.
     base = name[:-1] if name in ("add_", "mul_") else name

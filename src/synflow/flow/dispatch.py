@@ -200,7 +200,10 @@ class LinearizationMode(SafeMode):
             raise SynflowError(f"{error} at the operation {name!r} in {self.where()}") from error
 
     def _in_place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute out of place by the rule, then write into the first argument."""
+        """Compute out of place by the rule, then write into the first argument; or change its shape in place."""
+        if name in RESHAPES_IN_PLACE:
+            reshaped: Tensor = getattr(Tensor, name)(*args, **kwargs)
+            return reshaped
         base = ALIASES.get(name[:-1], name[:-1])
         rule = _USER_RULES.get(base) or RULES.get(base)
         function = getattr(Tensor, base, None) or getattr(torch.nn.functional, base, None)
@@ -266,3 +269,6 @@ def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 # Operations that start a flow: looking up an embedding is an input, like a floating-point input tensor.
 SOURCES: dict[str, Rule] = {}
+
+# Operations that change the shape of a tensor and not its values, in place: there is nothing to write.
+RESHAPES_IN_PLACE = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_".split())

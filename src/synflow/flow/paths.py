@@ -13,6 +13,7 @@ from torch import Tensor
 from ..network.private_copy import Network
 from ..support.chunked import count, count_true, lightest
 from ..support.ranking import keep_best
+from ..support.torch_modes import plain_tensors
 from .measure import Measurement, absolute, measure
 from .passes import PassHooks, PassOptions
 from .tensor import Degrees
@@ -173,6 +174,7 @@ def _thinned(
     return None
 
 
+@plain_tensors
 def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
     return {

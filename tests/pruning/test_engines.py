@@ -1,0 +1,197 @@
+"""The fast engine keeps the weights that the plain one keeps: on random networks and the zoo, at every step.
+
+Both compute the same sums in another order, so scores that are equal in theory (each weight of a single path) may be
+ranked by rounding. Where masks differ, the engines are run side by side on the same questions: the first answer that
+differs has to be such a tie, or the test fails.
+"""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import synflow
+from strategies import KINDS, UNUSUAL, networks
+from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
+from synflow.errors import SynflowError
+from synflow.flow.paths import fewest_kept
+from synflow.network.private_copy import open_network
+from synflow.pruning import engine as door
+from synflow.pruning.plain_engine import PlainEngine
+from zoo import ZOO
+
+# Scores this close, relative to each other, are equal in theory: float64 rounds at 1e-16.
+TIE = 1e-9
+
+
+class TieError(Exception):
+    """The engines differ in weights whose scores are equal but for rounding."""
+
+
+class SideBySide:
+    """An engine that asks both, compares their answers and goes on with those of the plain one."""
+
+    name = "side by side"
+    fallbacks, measurements = {}, 0
+
+    def __init__(self, *given):
+        self.plain, self.fast = PlainEngine(*given), FastEngine(*given)
+
+    @property
+    def count(self):
+        assert self.plain.count == self.fast.count
+        return self.plain.count
+
+    def measure(self, *args, **options):
+        plain, fast = self.plain.measure(*args, **options), self.fast.measure(*args, **options)
+        assert math.isclose(plain.flow.log2, fast.flow.log2, abs_tol=1e-9) or plain.flow.log2 == fast.flow.log2
+        if options.get("gradients", True):
+            unit = 2.0 ** (fast.flow.exponent - plain.flow.exponent)
+            for name, score in fast.whole().items():
+                torch.testing.assert_close(score * unit, plain.scores[name], rtol=1e-9, atol=1e-13 * plain.flow.value)
+        return Pair(plain, fast)
+
+    def lightest(self, scores, number, budget=math.inf):
+        unit = 2.0 ** (scores.plain.flow.exponent - scores.fast.flow.exponent)
+        plain = self.plain.lightest(scores.plain, number, budget)
+        fast = self.fast.lightest(scores.fast, number, budget * unit)
+        undo = self.fast.remove(fast)
+        left = self.fast.masks()
+        undo()
+        other = torch.cat([scores.plain.scores[name][left[name] != mask] for name, mask in plain.masks.items()])
+        if not len(other):
+            return Pair(plain, fast)
+        low, high = float(other.min()), float(other.max())
+        near = (
+            high <= low * (1 + TIE) if plain.number == fast.number else math.isclose(plain.total, budget, rel_tol=TIE)
+        )
+        if not near:
+            raise AssertionError(f"{len(other)} weights that score {low!r} to {high!r} are kept by one engine only")
+        raise TieError
+
+    def weigh(self, removal, scores):
+        return self.plain.weigh(removal.plain, scores.plain)
+
+    def leaves_a_path(self, removal):
+        plain, fast = self.plain.leaves_a_path(removal.plain), self.fast.leaves_a_path(removal.fast)
+        assert plain == fast
+        return plain
+
+    def remove(self, removal):
+        undo = [self.plain.remove(removal.plain), self.fast.remove(removal.fast)]
+        self.compare()
+        return lambda: [back() for back in undo]
+
+    def removal(self, masks, scores):
+        return Pair(self.plain.removal(masks, scores.plain), self.fast.removal(masks, scores.fast))
+
+    def live_layers(self):
+        plain, fast = self.plain.live_layers(), self.fast.live_layers()
+        assert plain == fast
+        return plain
+
+    def keep_only(self, masks):
+        self.plain.keep_only(masks)
+        self.fast.keep_only(masks)
+        self.compare()
+
+    def masks(self):
+        self.compare()
+        return self.plain.masks()
+
+    def compare(self):
+        left = self.fast.masks()
+        assert all(torch.equal(left[name], mask) for name, mask in self.plain.masks().items())
+
+
+class Pair:
+    """What the plain engine answers, with the answer of the fast one."""
+
+    def __init__(self, plain, fast):
+        self.plain, self.fast = plain, fast
+
+    def __getattr__(self, name):
+        return getattr(self.plain, name)
+
+
+def steps_of(engine, model, example, settings):
+    """The masks after each step, or the kind of error at the end."""
+    try:
+        for step in synflow.iterate(model, example, engine=engine, **settings):
+            yield step.kept, step.masks
+    except SynflowError as error:
+        yield 0, {"error": torch.tensor([ord(letter) for letter in str(error)[:20]])}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def agree(model, example, **settings):
+    """Whether both engines keep the same weights at every step; False at a tie, and an error at anything else."""
+    with using(EVERYTHING_ON):
+        fast = list(steps_of("fast", model, example, settings))
+    plain = list(steps_of("plain", model, example, settings))
+    if len(fast) == len(plain) and all(a[0] == b[0] and same(a[1], b[1]) for a, b in zip(fast, plain, strict=True)):
+        return True
+    with using(EVERYTHING_ON), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(door.ENGINES, "side by side", (__name__, "SideBySide"))
+        try:
+            list(steps_of("side by side", model, example, settings))
+        except TieError:
+            return False
+    raise AssertionError("the engines keep other weights, though all their answers agree")
+
+
+def without_loops(patch):
+    """Go without compiled loops, whatever was loaded before."""
+    patch.setattr(compiled, "kernels", lambda: None)
+    patch.setattr(compiled, "already", lambda: None)
+
+
+settings_of_runs = st.fixed_dictionaries(
+    {
+        "score": st.sampled_from(["synflow", "balanced", "synflow_l2"]),
+        "schedule": st.sampled_from(["exponential", "exponential", "certified"]),
+        "guard": st.booleans(),
+        "steps": st.integers(1, 12),
+    }
+)
+# At most this share of the networks of a kind may be left at a tie.
+TIED = 0.25
+
+
+@pytest.mark.parametrize("loops", ["compiled", "not compiled"])
+@pytest.mark.parametrize("kind", sorted({**KINDS, **UNUSUAL}))
+def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind, loops, monkeypatch):
+    counted = Counter()
+    if loops == "not compiled":
+        without_loops(monkeypatch)
+
+    @given(networks(kinds=(kind,), dtype=torch.float64), settings_of_runs, st.floats(2, 100))
+    def compare(network, settings, compression):
+        opened = open_network(network.model, network.example)
+        fewest = fewest_kept(opened)
+        assume(fewest is not None)
+        keep = max(round(opened.size / compression), fewest, 1)
+        if settings["schedule"] == "certified":
+            settings["steps"] = None
+        counted[agree(network.model, network.example, density=keep / opened.size, **settings)] += 1
+
+    compare()
+    assert counted[False] <= TIED * counted.total(), counted
+    print(kind, dict(counted))
+
+
+@pytest.mark.parametrize("score", ["synflow", "balanced", "synflow_l2"])
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_the_zoo_is_pruned_alike(name, score):
+    sample = ZOO[name]()
+    example = torch.utils._pytree.tree_map(
+        lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
+        sample.example,
+    )
+    assert agree(sample.model.double(), example, compression=3, steps=4, score=score)
