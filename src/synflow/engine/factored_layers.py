@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..support.windows import sizes
 from .factored_gradient import FactoredGradient, Use
-from .small_convolution import Patches
+from .small_convolution import Patches, unwritten
 from .thresholds import Thresholds
 
 # Half-precision weights are widened this many at a time, so that the same memory is used again and again.
@@ -81,17 +81,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, input_first: bool) -> Tensor:
         sent = _times(x, weight) if input_first else _times_transposed(x, weight)
-        ctx.save_for_backward(x, weight, sent)
-        ctx.factors, ctx.input_first = factors, input_first
+        ctx.save_for_backward(x, weight)
+        ctx.factors, ctx.input_first, ctx.sent = factors, input_first, unwritten(sent)
         return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        (x, weight, y), factors, into = ctx.saved_tensors, ctx.factors, None
-        factors.add_flow((gradient.detach() * y.detach()).sum())
-        if ctx.needs_input_grad[0]:
+        (x, weight), factors, into = ctx.saved_tensors, ctx.factors, None
+        y = ctx.sent()
+        if ctx.needs_input_grad[0] or y is None:
             into = _times_transposed(gradient, weight) if ctx.input_first else _times(gradient, weight)
+        factors.add_flow(_product(gradient, y) if y is not None else _product(x, into))
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
@@ -100,6 +101,11 @@ class _Linear(torch.autograd.Function):
         else:
             factors.add_dense(left.t() @ right)
         return into, None, None, None
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """The flow that passes: y dR/dy, summed, or x dR/dx, which is the same."""
+    return (one.detach() * other.detach()).sum()
 
 
 def _times(x: Tensor, weight: Tensor) -> Tensor:
@@ -133,23 +139,23 @@ class _Convolution(torch.autograd.Function):
         stride, padding, dilation, groups = how
         wide = weight.to(x.dtype)
         sent = torch.convolution(x, wide, None, stride, padding, dilation, False, [0] * len(stride), groups)
-        ctx.save_for_backward(x, weight, sent)
-        ctx.factors, ctx.how = factors, how
+        ctx.save_for_backward(x, weight)
+        ctx.factors, ctx.how, ctx.sent = factors, how, unwritten(sent)
         return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        x, weight, y = ctx.saved_tensors
-        ctx.factors.add_flow((gradient.detach() * y.detach()).sum())
+        (x, weight), y = ctx.saved_tensors, ctx.sent()
         stride, padding, dilation, groups = ctx.how
         rows, kernel = weight.shape[0], weight.shape[2:]
         positions = gradient.numel() // max(rows, 1)
         thin = groups == 1 and len(kernel) == 2 and ctx.factors.is_thin(positions)
-        wanted = [bool(ctx.needs_input_grad[0]), not thin, False]
+        wanted = [bool(ctx.needs_input_grad[0]) or y is None, not thin, False]
         into, whole, _ = torch.ops.aten.convolution_backward(
             gradient, x, weight.to(x.dtype), None, stride, padding, dilation, False, [0] * len(kernel), groups, wanted
         )
+        ctx.factors.add_flow(_product(gradient, y) if y is not None else _product(x, into))
         if thin:
             seen, sent = x.detach(), gradient.detach().flatten(2).movedim(1, 0).flatten(1)
             ctx.factors.uses.append(Use(sent, seen, (kernel, stride, padding, dilation)))

@@ -7,7 +7,7 @@ are the same are taken together, on the way back and in the factors of the weigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,12 @@ LARGE = 1 << 16
 WORTH = 0.8
 
 
+def unwritten(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """What a layer sends, for later; None once the model has written into it, as `y += x` may do."""
+    kept, version = tensor.detach(), tensor._version
+    return lambda: kept if kept._version == version else None
+
+
 class Patches(torch.autograd.Function):
     """The convolution; its weight gradient is kept as factors where these are smaller."""
 
@@ -39,16 +45,17 @@ class Patches(torch.autograd.Function):
         sent = through(weight.to(x.dtype).flatten(1), seen, factors.bounded)
         shape = (len(x), len(weight), *sizes(x.shape, weight.shape, how))
         sent = sent.view(shape) if len(x) == 1 else sent.unflatten(1, (len(x), -1)).transpose(0, 1).reshape(shape)
-        ctx.save_for_backward(seen, weight, places, sent)
-        ctx.factors, ctx.size = factors, x.shape
+        ctx.save_for_backward(seen, weight, places)
+        ctx.factors, ctx.size, ctx.sent = factors, x.shape, unwritten(sent)
         return sent
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         """The gradient of the input; that of the weight is left as factors where they are smaller."""
-        seen, weight, places, sent = ctx.saved_tensors
+        (seen, weight, places), sent = ctx.saved_tensors, ctx.sent()
         gradient, right = gradients[0].detach(), seen.detach()
-        ctx.factors.add_flow((gradient * sent.detach()).sum())
+        if sent is not None:
+            ctx.factors.add_flow((gradient * sent).sum())
         lines = _lines(gradient) if weight.numel() >= LARGE else None
         kinds = None
         if lines is not None:
@@ -59,8 +66,10 @@ class Patches(torch.autograd.Function):
         single = len(gradient) == 1
         left = gradient.reshape(len(weight), -1) if single else gradient.flatten(2).transpose(0, 1).flatten(1)
         into = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] or sent is None:
             parts = back(weight.to(left.dtype).flatten(1), left, ctx.factors.bounded)
+            if sent is None:
+                ctx.factors.add_flow((parts * right).sum())
             parts = parts if kinds is None else parts @ kinds
             if not single:
                 parts = parts.unflatten(1, (ctx.size[0], -1)).transpose(0, 1)
