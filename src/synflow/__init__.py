@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .benchmarking.run import bench
     from .certificates.certificate import Certificate, certify
     from .certificates.conservation import conservation
-    from .certificates.limits import critical_compression, max_compression
+    from .certificates.limits import critical_compression, limits, max_compression
     from .compaction import Compaction, compact, expand, load_compact, save_compact
     from .flow.dispatch import NoRuleError, register_rule
     from .inference.folded_norms import for_inference
@@ -36,7 +36,7 @@ _HOMES = {
     "benchmarking.run": "bench",
     "certificates.certificate": "Certificate certify",
     "certificates.conservation": "conservation",
-    "certificates.limits": "critical_compression max_compression",
+    "certificates.limits": "critical_compression limits max_compression",
     "compaction": "Compaction compact expand load_compact save_compact",
     "flow.dispatch": "NoRuleError register_rule",
     "inference.folded_norms": "for_inference",
@@ -84,6 +84,7 @@ __all__ = [
     "fingerprint",
     "for_inference",
     "iterate",
+    "limits",
     "load_compact",
     "load_masks",
     "load_state",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError, choose
 from ..flow.paths import connected, fewest_kept
+from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
 from ..pruning.loop import prune
@@ -19,8 +21,50 @@ from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
 from ..support.torch_modes import with_gradients
+from ..pruning.skeleton import find_skeleton
 
-__all__ = ["critical_compression", "max_compression", "max_compression_of"]
+__all__ = ["Limits", "critical_compression", "limits", "max_compression", "max_compression_of"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How few weights a network can have: with a path, and with every layer alive.
+
+    `for_layers` is the size of a set that was found to keep all `layers` alive; where it equals their number it is
+    `exact`, since each layer needs a weight, else the fewest lie between the two.
+    """
+
+    weights: int
+    layers: int
+    for_path: int
+    for_layers: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether no smaller set keeps every layer alive."""
+        return self.for_layers == self.layers
+
+    def __str__(self) -> str:
+        least = f"{self.for_layers:,}" if self.exact else f"between {self.layers:,} and {self.for_layers:,}"
+        return (
+            f"{self.weights:,} weights in {self.layers} layers that the forward pass reaches; a path needs "
+            f"{self.for_path:,}, every layer alive needs {least}"
+        )
+
+
+@with_gradients
+def limits(model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()) -> Limits:
+    """The fewest weights that leave a path, and a bound on the fewest that keep every layer alive.
+
+    >>> print(limits(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10)))
+    300 weights in 2 layers that the forward pass reaches; a path needs 2, every layer alive needs 2
+    """
+    network = open_network(model, example, select=select, protect=protect)
+    path = fewest_kept(network)
+    if path is None:
+        raise SynflowError("no path leads from an input to an output; check the model and the example")
+    skeleton = find_skeleton(network, full_masks(None, network.weights), tight=True)
+    return Limits(network.size, len(skeleton.layers), path, skeleton.size)
 
 
 @with_gradients

@@ -111,9 +111,9 @@ def _in_one_precision(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
 
     same = private_copy(model)
     for module in same.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and cast(parameter) is not parameter:
-                module._parameters[name] = nn.Parameter(cast(parameter), requires_grad=False)
+        for name, own in module._parameters.items():
+            if own is not None and cast(own) is not own:
+                module._parameters[name] = nn.Parameter(cast(own), requires_grad=False)
         module._buffers.update({name: cast(buffer) for name, buffer in module._buffers.items()})
     return same, pytree.tree_map(cast, example)
 

@@ -88,11 +88,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        (x, weight), factors, into = ctx.saved_tensors, ctx.factors, None
-        y = ctx.sent()
+        (x, weight), factors = ctx.saved_tensors, ctx.factors
+        y, into = ctx.sent(), None
         if ctx.needs_input_grad[0] or y is None:
             into = _times_transposed(gradient, weight) if ctx.input_first else _times(gradient, weight)
-        factors.add_flow(_product(gradient, y) if y is not None else _product(x, into))
+        factors.add_flow(_product(x, into) if y is None and into is not None else _product(gradient, y))
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)

@@ -168,15 +168,17 @@ class FastEngine:
         return FastRemoval(self.count - count(masks), total, scores, masks=dict(masks))
 
     @without_autocast
-    def live_layers(self) -> frozenset[str]:
+    def live_layers(self, exact: bool = True) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output.
 
         Where only inputs start a flow, these are the layers that have any; elsewhere, and where a flow may have
         underflowed, paths are followed in the booleans.
         """
         scores = self.measure()
-        if not (scores.flow.had_shifts or scores.flow.loose) and all(flow > 0 for flow in scores.layer_flows.values()):
-            return frozenset(scores.layer_flows)
+        if not (scores.flow.had_shifts or scores.flow.loose):
+            alive = frozenset(name for name, flow in scores.layer_flows.items() if flow > 0)
+            if not exact or len(alive) == len(self.magnitudes):
+                return alive
         flow, gradients = self._measured_anew(BOOLEANS, True)
         if not (flow.value > 0 and flow.input_reached):
             return frozenset()

@@ -36,7 +36,7 @@ Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
     engine = run.new_engine()
-    layers = LayerGuard(run, engine) if run.guard and run.traits.balanced and run.is_global else None
+    layers = LayerGuard(engine, run.network.size) if run.guard and run.traits.balanced and run.is_global else None
     try:
         yield from (_certified if run.schedule is certified else _fixed)(run, engine, layers, hold)
     except StuckError as stuck:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .engine import Engine, Removal, StepScores
-from .settings import PruningRun
 
 # Where the lightest weight may not go, this many of the next ones are tried before a layer is given up.
 CANDIDATES = 512
@@ -23,33 +22,46 @@ CANDIDATES = 512
 class LayerGuard:
     """Removes weights of one run so that no layer dies; `given_up` names the layers for which that was impossible."""
 
-    def __init__(self, run: PruningRun, engine: Engine) -> None:
-        self._run, self._engine = run, engine
+    def __init__(self, engine: Engine, size: int) -> None:
+        self._engine, self._size = engine, size
         self.given_up: list[str] = []
-        self._needed = self._engine.live_layers()
-        self._limit = run.network.size
+        self.needed = self._engine.live_layers()
+        self._limit = size
+        self._weighed = 0.0
 
     def remove(self, going: Removal, scores: StepScores, number: int) -> tuple[float, bool]:
         """Remove the lightest weights, or as many as leave every layer alive; what they weigh, and whether all went."""
-        if going.number > self._limit:
-            going = self._engine.lightest(scores, self._limit)
-        while going.number > 0:
-            if self._removed(going):
-                self._limit = self._run.network.size if going.number == number else max(2 * going.number, 1)
-                return going.total, going.number == number
-            going = self._engine.lightest(scores, going.number // 2)
         if number == 0:
             return 0.0, True
-        for other in self._single(scores):
-            if self._removed(other):
-                return other.total, number == 1
+        for exact in (False, True):
+            if gone := self.shrink(going, scores, exact):
+                return self._weighed, gone == number
+        if lost := self.remove_single(scores):
+            return lost.total, number == 1
         self._give_up(scores)
         return self.remove(self._engine.lightest(scores, number), scores, number)
 
-    def _removed(self, going: Removal) -> bool:
+    def shrink(self, going: Removal, scores: StepScores, exact: bool = False) -> int:
+        """Remove as many of the lightest weights as leave every layer alive, by halving; how many went."""
+        wanted = going.number
+        if going.number > self._limit:
+            going = self._engine.lightest(scores, self._limit)
+        while going.number > 0:
+            if self._removed(going, exact):
+                self._limit = self._size if going.number == wanted else max(2 * going.number, 1)
+                self._weighed = going.total
+                return going.number
+            going = self._engine.lightest(scores, going.number // 2)
+        return 0
+
+    def remove_single(self, scores: StepScores) -> Removal | None:
+        """Remove the lightest weight without which every layer lives, if there is one among the first few."""
+        return next((one for one in self._single(scores) if self._removed(one, exact=True)), None)
+
+    def _removed(self, going: Removal, exact: bool) -> bool:
         """Remove weights if every layer stays alive."""
         undo = self._engine.remove(going)
-        if self._needed <= self._engine.live_layers():
+        if self.needed <= self._engine.live_layers(exact):
             return True
         undo()
         return False
@@ -65,9 +77,9 @@ class LayerGuard:
     def _give_up(self, scores: StepScores) -> None:
         """Give up the layer with the least flow; the others that cannot live without it die with it, and are named."""
         flows = scores.layer_flows
-        lightest = min(self._needed, key=lambda name: (flows.get(name, 0.0), name))
+        lightest = min(self.needed, key=lambda name: (flows.get(name, 0.0), name))
         self.given_up.append(lightest)
-        self._needed = self._needed - {lightest}
+        self.needed = self.needed - {lightest}
 
 
 def _ascending(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], most: int) -> list[tuple[str, int]]:

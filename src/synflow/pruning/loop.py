@@ -14,7 +14,7 @@ from ..masks.checks import full_masks
 from ..masks.results import Masks, Step
 from ..network.private_copy import Batch, Loss
 from ..network.selection import Select
-from ..support.chunked import count
+from ..support.chunked import count, count_true
 from ..support.torch_modes import without_autocast
 from .flow_loop import allocate, flow_steps
 from .schedules import certified
@@ -110,6 +110,9 @@ def _steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     masks, size = run.start, run.network.size
     for index in range(1, run.steps + 1):
         keep = min(count(masks), run.kept_after(index))
-        scores = without_autocast(run.score)(run.network, masks)
+        before, scores = masks, without_autocast(run.score)(run.network, masks)
         masks = allocate(run, scores, run.start if run.traits.revives else masks, keep)
+        if run.shield is not None and index == run.steps:
+            free = run.scope(scores, run.start if run.traits.revives else before, keep)
+            run.about["kept_by_guard"] = sum(count_true(masks[name] & ~free[name]) for name in masks)
         yield Step(index, keep / size, keep, None, None, 1, masks, scores)

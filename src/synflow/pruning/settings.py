@@ -25,6 +25,7 @@ from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scopes import SCOPES, Scope, global_scope
 from .scores import SCORES, Score, Traits, traits_of
+from .skeleton import find_skeleton
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +109,9 @@ def checked_run(
     steps: by default 100 for flow scores, 10 for FORCE, else one.
     schedule: how density falls over the steps, a name in `synflow.SCHEDULES` or a function (step, steps, density).
     margin: the largest share of the flow that a step of the certified schedule removes, between 0 and 1.
-    guard: split a step that would remove all the flow; by default for flow scores. False is the method to the letter.
+    guard: by default for flow scores: split a step that would remove all the flow (balanced: that would kill a layer).
+        True for any other score protects a skeleton, few weights that keep every layer alive; what that cost is told
+        in `masks.about`. False is the method to the letter.
     scope: which weights compete, a name in `synflow.SCOPES` or a function (scores, candidates, keep) -> masks.
     data, loss: batches (inputs, targets) and a loss function for the scores that need them.
     select, protect: which parameters may be pruned, and patterns of names that may not (see `synflow.prunable`).
@@ -146,7 +149,14 @@ def checked_run(
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guarded, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    shield = _shield(network, start, keep, traits) if guarded and is_flow else None
+    shield = None
+    if guarded and is_flow:
+        shield = _shield(network, start, keep, traits)
+    elif guarded:
+        skeleton = find_skeleton(network, start, keep)
+        shield = skeleton.masks
+        about |= {"skeleton": skeleton.size, "layers": len(skeleton.layers)}
+        about |= {"given_up": ", ".join(skeleton.given_up)} if skeleton.given_up else {}
     return PruningRun(
         network, function, fall, where, steps, start, target, keep, margin, guarded, engine, progress, about, shield
     )
