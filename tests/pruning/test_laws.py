@@ -15,6 +15,7 @@ from torch import nn
 import synflow
 from checks import kept, nested, untouched
 from strategies import chains, networks
+from synflow.engine import EVERYTHING_ON, Thresholds, using
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import connected, fewest_kept, reach
@@ -23,6 +24,13 @@ from synflow.network.private_copy import open_network
 doubles = networks(dtype=torch.float64)
 seeds = st.integers(0, 2**32 - 1)
 shares = st.floats(0.01, 1.0)
+
+
+@pytest.fixture(scope="module", params=["usual", "everything on"])
+def parts(request):
+    """The fast engine as it is used, and with every part of it at work on the smallest network."""
+    with using(EVERYTHING_ON if request.param == "everything on" else Thresholds()):
+        yield
 
 
 def opened(network):
@@ -46,6 +54,7 @@ def test_flow_is_conserved_at_units_and_cuts(network, seed, share):
             assert set(found.cuts) == set(found.layers)
 
 
+@pytest.mark.usefixtures("parts")
 @given(networks(zeros=False), st.sampled_from(sorted(synflow.SCHEDULES)), st.sampled_from(sorted(synflow.SCOPES)),
        st.sampled_from(["synflow", "synflow_l2", "magnitude", "random"]), shares, st.integers(1, 4))  # fmt: skip
 def test_counts_are_exact_masks_nested_and_the_model_untouched(network, schedule, scope, score, density, steps):
@@ -131,6 +140,7 @@ def test_renaming_hidden_units_renames_their_scores(network, seed):
         torch.testing.assert_close(moved.scores[name], expected, rtol=1e-9, atol=1e-300)
 
 
+@pytest.mark.usefixtures("parts")
 @given(
     networks(zeros=False), st.floats(0, 1), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["synflow", "synflow_l2"])
 )
@@ -195,6 +205,7 @@ def test_a_set_lighter_than_the_flow_leaves_a_path_in_any_architecture(network, 
     assert connected(whole, masks)
 
 
+@pytest.mark.usefixtures("parts")
 @given(networks(), st.floats(0, 1), st.integers(1, 4), st.sampled_from(["synflow", "synflow_l2"]))
 def test_guarded_steps_never_disconnect(network, at, steps, score):
     """At any compression up to the largest, and through weights that are not zero."""

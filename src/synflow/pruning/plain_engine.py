@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..flow.measure import Measurement, measure
+from ..flow.measure import Measurement, absolute, measure
 from ..flow.passes import DEFAULT, PassOptions
 from ..flow.paths import connected, reach
 from ..network.private_copy import Network
@@ -92,7 +92,7 @@ class PlainEngine:
 
     def leaves_a_path(self, removal: PlainRemoval) -> bool:
         """Whether an input still reaches an output."""
-        return connected(self.network, removal.masks)
+        return connected(self.network, self._nonzero(removal.masks))
 
     def remove(self, removal: PlainRemoval) -> Callable[[], None]:
         """Go on with the masks that a removal leaves."""
@@ -107,8 +107,12 @@ class PlainEngine:
 
     def live_layers(self, exact: bool = True) -> frozenset[str]:  # noqa: ARG002
         """The layers that have a weight on a path from an input to an output."""
-        found = reach(self.network, self._masks)
+        found = reach(self.network, self._nonzero(self._masks))
         return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))
+
+    def _nonzero(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What masks keep but for weights that are zero, through which nothing flows."""
+        return {name: magnitude != 0 for name, magnitude in absolute(self.network, masks).items()}
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
         """Go on with other masks."""
