@@ -20,8 +20,8 @@ from ..pruning.loop import prune
 from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
-from ..support.torch_modes import with_gradients
 from ..pruning.skeleton import find_skeleton
+from ..support.torch_modes import with_gradients
 
 __all__ = ["Limits", "critical_compression", "limits", "max_compression", "max_compression_of"]
 
