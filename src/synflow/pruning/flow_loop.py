@@ -36,7 +36,8 @@ Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
     engine = run.new_engine()
-    layers = LayerGuard(engine, run.network.size) if run.guard and run.traits.balanced and run.is_global else None
+    promised = engine.live_layers() if run.guard and run.traits.balanced else frozenset()
+    layers = LayerGuard(engine, run.network.size) if promised and run.is_global else None
     try:
         yield from (_certified if run.schedule is certified else _fixed)(run, engine, layers, hold)
     except StuckError as stuck:
@@ -44,17 +45,16 @@ def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
             f"pruning stopped at {stuck.kept} of {run.network.size} weights, not {run.keep} as asked for: each that "
             "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
         ) from stuck
-    finally:
-        _tell(run.about, engine, layers)
+    _tell(run.about, engine, promised)
 
 
-def _tell(about: dict[str, Any], engine: Engine, layers: LayerGuard | None) -> None:
-    """Say which engine ran, what it fell back from and why, and which layers were given up; text, for mask files."""
+def _tell(about: dict[str, Any], engine: Engine, promised: frozenset[str]) -> None:
+    """Say which engine ran, what it fell back from and why, and which layers died; text, for mask files."""
     about |= {"engine": engine.name, "measurements": engine.measurements}
     if engine.fallbacks:
         about["fallbacks"] = "; ".join(f"{part}: {reason}" for part, reason in engine.fallbacks.items())
-    if layers is not None and layers.given_up:
-        about["given_up"] = ", ".join(layers.given_up)
+    if promised and (dead := promised - engine.live_layers()):
+        about["given_up"] = ", ".join(sorted(dead))
 
 
 def _fixed(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold: bool) -> Iterator[Step]:
