@@ -82,7 +82,8 @@ def test_half_precision_gives_the_masks_of_the_same_numbers_in_single(dtype, sid
     model, example = network(side, dtype)
     low = synflow.prune(model, example, compression=5, steps=6, score=score)
     high = synflow.prune(copy.deepcopy(model).float(), example.float(), compression=5, steps=6, score=score)
-    assert low.about["engine"] == {"name": "fast", "fallbacks": {}}
+    assert low.about["engine"] == "fast"
+    assert "fallbacks" not in low.about
     assert same(low, high)
 
 
@@ -101,5 +102,5 @@ def test_modes_of_torch_do_not_matter(mode, score: str, engine: str, schedule: s
     around: AbstractContextManager[object] = mode()
     with around:
         found = synflow.prune(model, example, schedule=schedule, **options)
-    assert not found.about["engine"]["fallbacks"]
+    assert "fallbacks" not in found.about
     assert same(found, expected)

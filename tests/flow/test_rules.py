@@ -386,20 +386,6 @@ def test_local_norms_of_rows_of_any_size():
     torch.testing.assert_close(found.scores["head.weight"], equal.scores["head.weight"])
 
 
-@pytest.mark.parametrize("dim", [0, 1, None])
-def test_weight_norm(dim):
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3), dim=dim).double()
-    length = layer.parametrizations.weight.original0.detach()
-    bias = of(layer)["bias"]
-    axes = {0: (1,), 1: (0,), None: (0, 1)}[dim]
-
-    def stand_in(w, x):
-        (direction,) = w.values()
-        return x @ (length * direction / direction.norm(dim=axes, keepdim=True).detach()).T + bias
-
-    compare(layer, VECTOR, stand_in, select="*original1")
-
-
 # Attention
 
 

@@ -28,7 +28,7 @@ def refuse(message, model=None, example=X, chained=None, **options):
 
 @pytest.mark.parametrize("compression", [0.5, 0, -3, math.nan, math.inf, 0.999])
 def test_compression_below_one(compression):
-    refuse(r"compression must be a number of at least 1 .*got", compression=compression)
+    refuse(r"compression must be at least 1 .*got", compression=compression)
 
 
 def test_compression_above_the_number_of_weights():

@@ -34,7 +34,10 @@ class Method:
         ),
     ] = "global"
     margin: Annotated[float, _method("M", "Share of the flow a certified step may remove.")] = 0.5
-    guard: Annotated[bool, _method(None, "Split steps of flow scores that could disconnect the network.")] = True
+    guard: Annotated[
+        bool | None,
+        _method(None, "Keep the network connected (balanced: every layer alive); default: for flow scores only."),
+    ] = None
     select: Annotated[list[str] | None, _method("PATTERN", "Prune only weights of these names. Repeatable.")] = None
     protect: Annotated[list[str] | None, _method("PATTERN", "Leave weights of these names alone. Repeatable.")] = None
 

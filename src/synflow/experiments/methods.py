@@ -104,8 +104,8 @@ def make_masks(config: Config, model: nn.Module, data_dir: str | None) -> synflo
         steps = 100  # an inverted flow is no flow, so the library would take one step
     masks = synflow.prune(
         model, example_of(config), compression=config.compression, score=score_of(config), steps=steps,
-        schedule=config.schedule, margin=config.margin, guard=config.guard, scope=config.scope, data=batches,
-        seed=config.seed,
+        schedule=config.schedule, margin=config.margin, guard=None if config.guard else False,
+        scope=config.scope, data=batches, seed=config.seed,
     )  # fmt: skip
     if config.ablation == "shuffle":
         return synflow.Masks(synflow.shuffle(masks, seed=config.seed), masks.about, masks.steps)

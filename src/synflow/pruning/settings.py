@@ -210,9 +210,7 @@ def _target_density(compression: Any, density: Any) -> float:
         raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
     if compression is not None:
         if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
-            raise SynflowError(
-                f"compression must be a number of at least 1 (100 keeps one weight in 100), got {compression!r}"
-            )
+            raise SynflowError(f"compression must be at least 1 (100 keeps one weight in 100), got {compression!r}")
         return 1.0 / float(compression)
     if not _is_number(density) or not 0 < density <= 1:
         raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {density!r}")

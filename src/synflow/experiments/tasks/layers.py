@@ -40,7 +40,7 @@ def layers(run: Run) -> dict[str, Any]:
     if config.method.startswith("synflow") and config.compression > 1:
         masks = synflow.prune(
             model, example, compression=config.compression, score=config.method, steps=config.steps or 100,
-            guard=config.guard,
+            guard=None if config.guard else False,
         )  # fmt: skip
         kept = {_exponent(config): {name: int(mask.sum()) for name, mask in masks.items()}}
         largest = max((step.pruned_fraction or 0.0 for step in masks.steps), default=0.0)
