@@ -429,3 +429,24 @@ def test_a_weight_whose_entries_share_memory_is_refused():
     attach(layer, {"weight": torch.eye(4).bool()})
     bake(layer)
     assert torch.equal(layer.weight, torch.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: attach(3, {}), "model must be a torch.nn.Module, got int"),
+        (lambda: attach({}, nn.Linear(2, 2)), "model must be a torch.nn.Module, got dict"),
+        (lambda: bake(None), "model must be a torch.nn.Module, got NoneType"),
+        (lambda: density(nn.Linear(2, 2)), r"got Linear; of a model: density\(attached\(model\)\)"),
+        (lambda: density({"a": torch.ones(2)}), "a: a mask is a boolean tensor.*float32"),
+        (lambda: shuffle(nn.Linear(2, 2)), "masks must be a dict"),
+        (lambda: shuffle({"a": 3}), "a: a mask is a boolean tensor.*int"),
+        (lambda: synflow.rewind(nn.Linear(2, 2), 3), "a state is a dict of tensors by name.*got int"),
+        (lambda: synflow.load_state(nn.Linear(2, 2), {1: 2}), "a state is a dict of tensors by name"),
+        (lambda: synflow.fingerprint(3), "model must be a torch.nn.Module, got int"),
+        (lambda: synflow.compact(3, torch.ones(1)), "model must be a torch.nn.Module, got int"),
+    ],
+)
+def test_what_is_no_model_or_no_masks_is_named(call, message):
+    with pytest.raises(SynflowError, match=message):
+        call()

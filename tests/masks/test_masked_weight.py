@@ -35,7 +35,7 @@ ARGUMENTS = [
     (), (ONES,), (1,), (1, 1), (0, 1), (0, torch.tensor([1]), 1.0), (0, torch.tensor([1]), torch.ones(4, 1)),
     (ONES.bool(), 1.0), (ONES.bool(), ONES), (ONES, ONES), (ONES, 0.5), (ONES[0], ONES[0]), (ONES.long(), 1.0),
     (0, ONES.long(), ONES, "sum"), (0, torch.tensor([1]), torch.ones(1, 4), "amax"), ((4, 4),), ((4, 4), (4, 1)),
-    (2, 0, 1.0), ((torch.tensor([1]),), torch.ones(1)), (torch.tensor([1]), torch.ones(1)), (["a", "b"],),
+    (2, 0, 1.0), ((torch.tensor([1]),), torch.ones(1)), (torch.tensor([1]), torch.ones(1)), (["a", "b"],), ("a", "b"),
     (0, torch.tensor([1]), torch.ones(1, 4)), (ONES, ONES[0]), (0.5,), (ONES, max), (ONES, ONES, max), (abs,),
     (0, ONES.long(), 1.0), (0, ONES.long(), ONES),
 ]  # fmt: skip
@@ -127,6 +127,18 @@ def test_other_ways_to_write_are_refused(write):
     with torch.no_grad(), pytest.raises(SynflowError, match="would be lost"):
         write(layer)
     assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("read", [lambda w: w, lambda w: w.data, lambda w: w[0], lambda w: w.detach().t()])
+def test_a_parameter_is_made_of_a_copy_only(read):
+    weight = read(masked().weight)
+    with pytest.raises(SynflowError, match=r"make it of a copy: nn\.Parameter\(layer\.weight\.detach\(\)\.clone"):
+        nn.Parameter(weight)
+    own = nn.Parameter(weight.detach().clone())
+    with torch.no_grad():
+        own += 1
+    assert type(own) is nn.Parameter
+    assert torch.equal(own, weight + 1)
 
 
 def test_an_array_of_the_weight_cannot_be_written_to():

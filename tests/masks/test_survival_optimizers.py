@@ -31,8 +31,9 @@ OPTIMIZERS = {
     "adagrad": partial(optim.Adagrad, lr=0.05, weight_decay=0.1),
     "adafactor": partial(optim.Adafactor, lr=0.05, weight_decay=0.1),
     "lbfgs": partial(optim.LBFGS, lr=0.1, max_iter=2, line_search_fn="strong_wolfe"),
-    "muon": partial(optim.Muon, lr=0.02, weight_decay=0.1),
 }
+if hasattr(optim, "Muon"):  # torch 2.9 and later
+    OPTIMIZERS["muon"] = partial(optim.Muon, lr=0.02, weight_decay=0.1)
 
 
 def model_for(name, seed=0):

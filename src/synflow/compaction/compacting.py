@@ -57,8 +57,6 @@ def compact(model: Model, example: Any, masks: Mapping[str, Tensor] | None = Non
 
 def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Model, dict[str, Tensor]]:
     """A plain copy with zeros in place, and the masks, those that are attached included."""
-    if not isinstance(model, nn.Module):
-        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     plain = whole_copy(model)
     own = bake(plain)
     if masks is None and not own:

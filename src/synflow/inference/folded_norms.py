@@ -64,8 +64,6 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
       (2): ReLU()
     )
     """
-    if not isinstance(model, nn.Module):
-        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     ready = whole_copy(model)
     bake(ready)
     vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..network.wrappers import dense_name, unwrap
-from .checks import check_masks, some
+from .checks import check_boolean, check_mapping, check_masks, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
 from .places import Place, named_weights, places
 
@@ -133,6 +133,9 @@ def density(masks: Mapping[str, Tensor]) -> float:
     >>> density({"a": torch.tensor([True, False]), "b": torch.tensor([False, False])})
     0.25
     """
+    check_mapping(masks, "; of a model: density(attached(model))")
+    for name, mask in masks.items():
+        check_boolean(name, mask)
     total = sum(mask.numel() for mask in masks.values())
     return sum(int(mask.sum()) for mask in masks.values()) / total if total else 1.0
 
@@ -145,6 +148,7 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     >>> density(shuffle({"a": torch.tensor([True, False, False, False])}, seed=1))
     0.25
     """
+    check_mapping(masks)
     shuffled = {name: _shuffled(mask, f"{seed}/{name}") for name, mask in masks.items()}
     if not isinstance(masks, dict) or type(masks) is dict:
         return shuffled
@@ -156,6 +160,7 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
 
 
 def _shuffled(mask: Tensor, key: str) -> Tensor:
+    check_boolean(key.partition("/")[2], mask)
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
     order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
     return mask.flatten()[order].view(mask.shape)
@@ -181,6 +186,8 @@ def _hold(masks: Mapping[str, Tensor], held: Mapping[str, list[Place]]) -> None:
 
 
 def _masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        raise SynflowError(f"a state is a dict of tensors by name, as state_dict() gives, got {type(state).__name__}")
     return {dense_name(key).removesuffix(MASK_SUFFIX): state[key] for key in state if key.endswith(MASK_SUFFIX)}
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +26,14 @@ from .._version import __version__
 from ..errors import SynflowError
 from ..support.atomic_files import write_bytes
 from .attach import fingerprint, fingerprint_of
-from .checks import check_boolean, check_masks
+from .checks import check_boolean, check_mapping, check_masks
 from .places import named_weights
 from .results import Masks
 
 __all__ = ["load_masks", "save_masks"]
 
 FORMAT, VERSION = "synflow masks", 1
+MOST_DIMENSIONS = 64  # torch computes with no tensors of more
 Packed = dict[str, bytes]
 _deserialize: Any = safetensors.deserialize
 
@@ -48,10 +50,13 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
     >>> masks, masks.about["method"]
     ({'weight': tensor([[ True, False]])}, 'by hand')
     """
+    check_mapping(masks)
     known = {**getattr(masks, "about", {}), **about}
     for key, value in known.items():
         if not _storable(value):
-            raise SynflowError(f"about {key!r}: only text and finite numbers can be saved, got {value!r}")
+            raise SynflowError(
+                f"about {key!r}: only text and finite numbers can be saved; got a {type(value).__name__}"
+            )
     packed = {name: _packed(name, mask) for name, mask in masks.items()}
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
     of_model = known.pop("fingerprint", None)
@@ -99,7 +104,7 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
 
 def _storable(value: object) -> bool:
-    return isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, str | None) or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
 
 
 def _packed(name: str, mask: Tensor) -> bytes:
@@ -110,7 +115,8 @@ def _packed(name: str, mask: Tensor) -> bytes:
 
 
 def _unpacked(data: bytes, shape: list[int]) -> Tensor:
-    _require(all(type(size) is int and size >= 0 for size in shape), "a shape is not a list of sizes")
+    _require(all(type(size) is int and 0 <= size < 2**63 for size in shape), "a shape is not a list of sizes")
+    _require(len(shape) <= MOST_DIMENSIONS, "a shape has too many dimensions")
     numel = math.prod(shape)
     _require(len(data) == -(-numel // 8), "the size of a mask does not match its shape")
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
@@ -143,9 +149,9 @@ def _encoded(packed: Packed, metadata: Mapping[str, str]) -> bytes:
 
 def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
     """What a file holds, once it is certain that it is one of ours and whole."""
-    if not path.is_file():
-        raise SynflowError(f"{path}: there is no such file")
     try:
+        if not path.is_file():
+            raise SynflowError(f"{path}: there is no such file")
         data = path.read_bytes()
         tensors = dict(_deserialize(data))
     except OSError as cause:

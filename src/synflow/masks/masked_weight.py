@@ -6,6 +6,7 @@ each operation (`__torch_function__`); here the class refuses those that write.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,6 +34,11 @@ class MaskedWeight(Tensor):
         name = getattr(func, "__name__", "")
         if _holds_masked(_written(func, name, args, kwargs)):
             raise _lost(name)
+        if name == "detach" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.parameter":
+            raise SynflowError(
+                "a Parameter or Buffer made of a masked weight could not be written to; make it of a copy: "
+                "nn.Parameter(layer.weight.detach().clone())"
+            )
         with DisableTorchFunctionSubclass():
             if name in _AS_PLAIN:
                 return func(args[0].as_subclass(Tensor), *args[1:], **kwargs)

@@ -121,8 +121,6 @@ def open_network(
 
     With `own` the model is nobody else's, was checked before, and is not copied.
     """
-    if not isinstance(model, nn.Module):
-        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     model = unwrap(model)
     chosen = prunable(model, select, protect)
     for name, parameter in chosen.items():

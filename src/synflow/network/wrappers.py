@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from ..errors import SynflowError
+
 __all__ = ["dense_name", "unwrap"]
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -17,6 +19,8 @@ _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and chec
 
 def unwrap(model: Model) -> Model:
     """The model that was compiled, averaged or made parallel."""
+    if not isinstance(model, nn.Module):
+        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     while isinstance(model, _WRAPPERS) or "_orig_mod" in getattr(model, "_modules", ()):
         model = model.module if isinstance(model, _WRAPPERS) else model._modules["_orig_mod"]  # type: ignore[assignment]
     return model

@@ -18,9 +18,16 @@ def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]
     """A name in the same folder to write to; at the end the file is flushed to the disk and renamed to `path`.
 
     Readers see the old file or the new one, never a part, and a failure leaves the old one as it was. The temporary
-    name keeps the ending, which some writers go by. A link is followed, so that it stays one.
+    name keeps the ending, which some writers go by. A link is followed, so that it stays one. Only ordinary files are
+    replaced: renaming onto a device such as `/dev/null` would destroy it for every other program.
     """
-    target = Path(os.path.realpath(path))
+    try:
+        target = Path(os.path.realpath(path))
+        special = target.exists() and not target.is_file()
+    except (OSError, ValueError) as cause:  # a name that is too long, or has a null byte in it
+        raise SynflowError(f"{os.fspath(path)!r} cannot be the name of a file: {cause}") from cause
+    if special:
+        raise SynflowError(f"{target} cannot be written: it is a folder or a device; name an ordinary file")
     temporary = target.with_name(f".synflow-{secrets.token_hex(8)}{target.suffix}")
     try:
         try:
