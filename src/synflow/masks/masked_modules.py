@@ -1,31 +1,38 @@
-"""A module whose pruned weights read as zero, whatever is written to them.
+"""A module whose pruned weights read as zero, whatever is written to the parameter.
 
-The Parameter stays where it is: same object, name and order. The module gets a subclass in which the weight is a
-property, `where(mask, parameter, 0)`. So the mask holds wherever the weight is read, for any optimizer and framework,
-its gradient is zero, and all that goes by parameter name (optimizer groups, checkpoints, sharding, `functional_call`)
+The Parameter stays the same object under the same name. The module gets a subclass in which the weight is a property,
+`where(mask, parameter, 0)`. So the mask holds wherever the weight is read, for any optimizer and framework, its
+gradient is zero, and code that goes by parameter name (optimizer groups, checkpoints, sharding, `functional_call`)
 works as in the dense network. `torch.nn.utils.parametrize` would rename and reorder the parameters, refuse to pickle,
 and break the copies of a model when one of them is baked.
+
+After each optimizer step the pruned entries of the parameter are zeroed. The property hides them anyway, but momentum
+from before `attach` moves them, and code that reads the parameter directly (a penalty over `model.parameters()`, a
+list that holds the weight as well) would see that.
 """
 
 from __future__ import annotations
 
 import copyreg
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import SynflowError
-from .after_step import zero_after_each_step
 from .masked_weight import MaskedWeight
+from .places import is_sharded, local_parts
 
 __all__ = ["MASK_SUFFIX", "hold", "mask_of", "masked_names", "release", "unmasked_module", "zero_pruned"]
 
-MASK_SUFFIX = "_synflow_mask"  # the buffer of `weight` is `weight_synflow_mask`: an error that names it names us
+MASK_SUFFIX = "_synflow_mask"  # `weight` has the buffer `weight_synflow_mask`: torch's errors then name this library
 
 
 def masked_names(module: nn.Module) -> tuple[str, ...]:
@@ -49,11 +56,11 @@ def hold(module: nn.Module, name: str, mask: Tensor) -> None:
     else:
         own = mask.to(parameter.device, copy=True)
         if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
-            own = own.contiguous(memory_format=torch.channels_last)  # so that `where` runs over both in step
+            own = own.contiguous(memory_format=torch.channels_last)  # the layout of the weight: `where` is faster
         module.register_buffer(name + MASK_SUFFIX, own)
         names = tuple(sorted({*masked_names(module), name}))
         _set_class(module, _masked_class(_plain_class(type(module)), names))
-        zero_after_each_step(module, zero_pruned)
+        _zero_after_each_step(module)
     zero_pruned(module)
 
 
@@ -74,32 +81,50 @@ def zero_pruned(module: nn.Module) -> None:
     for name in masked_names(module):
         parameter = module._parameters.get(name)
         if parameter is not None and not parameter.is_meta:
-            weight, mask = _local_parts(parameter, mask_of(module, name))
+            weight, mask = local_parts(parameter, mask_of(module, name))
             weight.masked_fill_(~mask, 0)
+
+
+_MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # the masked modules that are alive
+_HOOK: list[Any] = []  # the one hook on all optimizers, installed with the first masked module
+_LOCK = threading.Lock()  # for both
+
+
+def _zero_after_each_step(module: nn.Module) -> None:
+    with _LOCK:
+        _MASKED.add(module)
+        if not _HOOK:
+            _HOOK.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _after_step(optimizer: Any, *_: Any) -> None:
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    with _LOCK:
+        masked = list(_MASKED)
+    for module in masked:
+        if any(id(parameter) in stepped for parameter in module._parameters.values()):
+            zero_pruned(module)
 
 
 _CLASSES: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
 def _masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """The subclass of `base` in which the named weights are masked; nothing in it belongs to one module."""
-    if (base, names) not in _CLASSES:
-        _CLASSES[base, names] = _make_masked_class(base, names)
-    return _CLASSES[base, names]
-
-
-def _make_masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """The subclass of `base` in which the named weights are masked; modules share it."""
+    if (base, names) in _CLASSES:
+        return _CLASSES[base, names]
     body: dict[str, Any] = {name: _masked_property(name) for name in names}
     body |= {"_synflow_names": names, "_synflow_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
     body |= {"__qualname__": base.__qualname__, "qconfig": property(_no_qconfig, _refuse_quantization)}
     if hasattr(base, "reset_parameters"):
         body["reset_parameters"] = _reset_parameters
     mixins: tuple[type, ...] = (_MaskedRNN, _Masked) if issubclass(base, nn.RNNBase) else (_Masked,)
-    return types.new_class(base.__name__, (*mixins, base), exec_body=lambda namespace: namespace.update(body))
+    masked = types.new_class(base.__name__, (*mixins, base), exec_body=lambda namespace: namespace.update(body))
+    return _CLASSES.setdefault((base, names), masked)
 
 
 class _Masked:
-    """What a masked module does otherwise than the class that it is made of; this class comes before that one."""
+    """The methods in which a masked module differs from its plain class; it precedes that class in the MRO."""
 
     def extra_repr(self: Any) -> str:
         return ", ".join(filter(None, [super().extra_repr(), _density_text(self)]))  # type: ignore[misc]
@@ -129,7 +154,7 @@ class _Masked:
         super()._load_from_state_dict(  # type: ignore[misc]
             state, prefix, metadata, strict, missing, unexpected, errors
         )
-        # The state of a dense network brings no masks: those that are attached stay.
+        # The state of a dense network has no masks: the attached ones stay.
         missing[:] = [key for key in missing if key not in ours]
         zero_pruned(self)
 
@@ -150,7 +175,7 @@ class _Masked:
 
 
 class _MaskedRNN:
-    """An RNN hands its kernel a list of raw weights; here the list is made of the masked ones, at each call."""
+    """An RNN passes its kernel a list of parameters; here the list holds the masked weights, read at each call."""
 
     _flat_weights_names: list[str]
 
@@ -195,14 +220,14 @@ def _masked_property(name: str) -> property:
         assert mask is not None
         if torch.compiler.is_compiling():
             return torch.where(mask, parameter, 0)
-        if _is_sharded(parameter) and not _is_sharded(mask):
-            # `fully_shard` asks for its parameter by name and needs that very object; within forward it is whole.
+        if is_sharded(parameter) and not is_sharded(mask):
+            # `fully_shard` gets its parameter by name and needs the object itself; in forward it is not sharded.
             zero_pruned(self)
             return parameter
         try:
             weight = torch.where(mask, parameter, 0)
             return weight.as_subclass(MaskedWeight) if type(weight) is Tensor and not _read_by_torch() else weight
-        except AttributeError as cause:  # would make `nn.Module.__getattr__` hand out the weight without its mask
+        except AttributeError as cause:  # Python would then call `nn.Module.__getattr__`, which ignores the mask
             raise RuntimeError(f"the mask of {name} could not be applied: {cause}") from cause
 
     def keep(self: nn.Module, value: Tensor) -> None:
@@ -212,21 +237,21 @@ def _masked_property(name: str) -> property:
 
 
 def _read_by_torch() -> bool:
-    """Whether a layer's own code reads its weight, which does not write; plain tensors keep torch's fast paths open."""
+    """Whether torch's own layers, which only read, ask for the weight: plain tensors keep torch's fast paths open."""
     caller: str = sys._getframe(2).f_globals.get("__name__", "")
     return caller.startswith("torch.nn.modules.") or caller == __name__
 
 
 def _new_masked(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    """Where unpickling and copying start from."""
+    """An empty masked module, which unpickling and copying fill."""
     masked = _masked_class(base, names)
     module = masked.__new__(masked)
-    zero_after_each_step(module, zero_pruned)
+    _zero_after_each_step(module)
     return module
 
 
 def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class without our subclass in it; what others derived from that (`fully_shard`, say) is derived again."""
+    """The class without our subclass; a class that others derived from ours (`fully_shard` does) is derived anew."""
     if "_synflow_base" in vars(cls):
         base: type[nn.Module] = vars(cls)["_synflow_base"]
         return base
@@ -239,7 +264,7 @@ def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 @contextmanager
 def unmasked_module(module: nn.Module) -> Iterator[None]:
-    """Show the parameters themselves for a while; what was written to pruned weights is zeroed at the end."""
+    """Show the parameters themselves inside the block; at its end pruned entries are zeroed again."""
     masked, names = type(module), masked_names(module)
     plain = _plain_class(masked)
     module.__class__ = plain
@@ -248,7 +273,7 @@ def unmasked_module(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if all(name + MASK_SUFFIX in module._buffers for name in names):  # else the masks were taken off meanwhile
+        if all(name + MASK_SUFFIX in module._buffers for name in names):  # else `bake` ran inside the block
             if type(module) is not plain:
                 raise SynflowError(
                     f"{type(module).__name__} got another class while its masks were off (a parametrization does "
@@ -260,30 +285,9 @@ def unmasked_module(module: nn.Module) -> Iterator[None]:
 
 def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
     module.__class__ = cls
-    module.__dict__.pop("_flat_weights", None)  # an RNN's list of raw weights is a property where they are masked
+    module.__dict__.pop("_flat_weights", None)  # in a masked RNN this list is a property
 
 
 def _density_text(module: nn.Module) -> str:
     kept = {name: round(mask_of(module, name).float().mean().item(), 6) for name in masked_names(module)}
     return f"density={next(iter(kept.values())) if len(kept) == 1 else kept}"
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor, told by its mesh so that torch.distributed need not be imported."""
-    return hasattr(tensor, "device_mesh")
-
-
-def _local_parts(parameter: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """This rank's part of a parameter and of its mask, of which every rank holds the whole."""
-    if not _is_sharded(parameter):
-        return parameter, mask
-    from torch.distributed.tensor import DTensor, Replicate
-
-    sharded: Any = parameter
-    mesh = sharded.device_mesh
-    whole: Any = mask
-    if not _is_sharded(mask):
-        whole = DTensor.from_local(mask, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    weight: Tensor = sharded.to_local()
-    part: Tensor = whole.redistribute(mesh, sharded.placements).to_local()  # cuts, sends nothing
-    return weight, part.to(weight.device)

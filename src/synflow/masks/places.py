@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ..network.wrappers import dense_name, unwrap
 
-__all__ = ["Place", "named_weights", "places", "weights_at"]
+__all__ = ["Place", "is_sharded", "local_parts", "named_weights", "places", "weights_at"]
 
 
 class Place(NamedTuple):
@@ -41,3 +41,24 @@ def weights_at(found: Mapping[str, list[Place]]) -> dict[str, nn.Parameter]:
     """The parameters that lie at places."""
     weights = {name: first.module._parameters[first.attribute] for name, (first, *_) in found.items()}
     return {name: weight for name, weight in weights.items() if weight is not None}
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor: only those have a mesh, and asking for it does not import torch.distributed."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local_parts(parameter: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's part of a parameter and of its mask; every rank holds the whole mask."""
+    if not is_sharded(parameter):
+        return parameter, mask
+    from torch.distributed.tensor import DTensor, Replicate
+
+    sharded: Any = parameter
+    mesh = sharded.device_mesh
+    whole: Any = mask
+    if not is_sharded(mask):
+        whole = DTensor.from_local(mask, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    weight: Tensor = sharded.to_local()
+    part: Tensor = whole.redistribute(mesh, sharded.placements).to_local()  # takes a slice, without communication
+    return weight, part.to(weight.device)
