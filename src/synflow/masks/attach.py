@@ -1,8 +1,8 @@
 """Masks on a network: put them on, train under them, take them off.
 
-`attach` sets the pruned weights to zero in place and masks them wherever they are read (see `masked_modules`); masks
-are boolean buffers beside the weights, so they follow `.to(device)` and are part of the `state_dict`. Saving zeroes
-the pruned weights again, so a checkpoint of an attached model holds the pruned network under the dense names.
+`attach` sets the pruned weights to zero in place and masks them wherever they are read (see `masked_modules`). Masks
+are boolean buffers beside the weights, so they follow `.to(device)` and are part of the `state_dict`. A checkpoint of
+an attached model holds the pruned network, zeros included, under the dense names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What masks must be, whoever reads them: boolean tensors, by the name and in the shape of a weight."""
+"""Checks of masks: boolean tensors, each with the name and shape of a weight."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
 
 @plain_tensors
 def full_masks(masks: Mapping[str, Tensor] | None, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks for all weights, to be read: where none is given, a single True that is expanded and takes no memory."""
+    """A mask for each weight, for reading only; a missing one is a single True, expanded, which takes no memory."""
     full = {
         name: torch.ones((), dtype=torch.bool, device=weight.device).expand(weight.shape)
         for name, weight in weights.items()

@@ -1,8 +1,8 @@
 """Masks in files: one bit per weight, and everything that is needed to trust them.
 
-A file is a safetensors file whose tensors are the bit-packed masks and whose metadata say where they come from. Its
-bytes are a function of its contents: equal masks give equal files, and a file that differs in a single bit from what
-its contents would be written as is refused. Nothing is ever unpickled.
+A file is a safetensors file whose tensors are the bit-packed masks and whose metadata say where they come from. Equal
+masks give equal files. Loading encodes the contents again and refuses a file that differs from that in any bit.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _checksum(packed: Packed, metadata: Mapping[str, str]) -> str:
 
 
 def _encoded(packed: Packed, metadata: Mapping[str, str]) -> bytes:
-    """The file, canonical where safetensors leaves a choice (order, spaces, padding)."""
+    """The bytes of the file. Where safetensors leaves a choice (order, spaces, padding), there is one form."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, data in packed.items():
@@ -148,7 +148,7 @@ def _encoded(packed: Packed, metadata: Mapping[str, str]) -> bytes:
 
 
 def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
-    """What a file holds, once it is certain that it is one of ours and whole."""
+    """The contents of a file, after checking that it is a file of masks and undamaged."""
     try:
         if not path.is_file():
             raise SynflowError(f"{path}: there is no such file")
@@ -176,7 +176,7 @@ def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
 
 @contextmanager
 def _or_corrupt(path: Path) -> Iterator[None]:
-    """Whatever goes wrong inside comes from what the file says."""
+    """Turn any error inside the block, which comes from the file's contents, into one that names the file."""
     try:
         yield
     except Exception as cause:

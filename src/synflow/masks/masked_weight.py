@@ -1,7 +1,7 @@
-"""A weight as a masked module shows it: a tensor to read; whatever would write into it raises an error.
+"""The weight that a masked module shows: it can be read like any tensor; a write into it raises an error.
 
-A masked weight is computed at each reading, so a write into it would be lost. Torch asks the class of a tensor before
-each operation (`__torch_function__`); here the class refuses those that write.
+A masked weight is computed at each reading, so a write into it would be lost. Torch calls `__torch_function__` of a
+tensor's class for each operation; this class refuses the operations that write.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..support.private_torch import DisableTorchFunctionSubclass
 
 __all__ = ["WRITES", "MaskedView", "MaskedWeight"]
 
-# In-place operators: the names of which a form without the i exists (`__iadd__`, `__add__`), unlike `__iter__`.
+# In-place operators have a form without the i (`__iadd__`, `__add__`); `__iter__` has none.
 _OPERATORS = {name for name in dir(Tensor) if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")}
-# All methods of a tensor that write into it. Torch ends their names, and those of functions, with one underscore.
+# All methods that write into a tensor. Torch ends the names of such methods and functions with one underscore.
 WRITES = sorted({name for name in dir(Tensor) if name.endswith("_") and not name.endswith("__")} | _OPERATORS)
-# Copies and texts of the weight are those of an ordinary tensor.
+# Copies, pickles and texts of the weight are those of a plain tensor.
 _AS_PLAIN = {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
 
 
 class MaskedWeight(Tensor):
-    """The values of a masked weight; they are read like those of any tensor."""
+    """The values of a masked weight."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ class MaskedWeight(Tensor):
             return _guarded(func(*args, **kwargs), args)
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
-        """The one method that torch does not ask the class about."""
+        """The one method for which torch does not call `__torch_function__`."""
         raise _lost("set_")
 
 
@@ -62,7 +62,7 @@ def _lost(name: str) -> SynflowError:
 
 
 def _written(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of an operation that it writes to."""
+    """The arguments that an operation writes to."""
     if name == "__set__":
         values = getattr(func, "__self__", None) is Tensor.data
         return args[:1] if values or not isinstance(args[0], MaskedView) else ()
@@ -81,7 +81,7 @@ def _holds_masked(tree: Any) -> bool:
 
 
 def _guarded(result: Any, args: Any) -> Any:
-    """A result that shares memory with a masked weight is one as well; an array that does cannot be written to."""
+    """Refuse writes to a result that shares memory with a masked weight, a tensor or an array."""
     if isinstance(result, (list, tuple)):
         parts = [_guarded(part, args) for part in result]
         return type(result)(parts) if type(result) in (list, tuple) else result
