@@ -15,12 +15,15 @@ import torch.nn.functional as F
 
 from ..dispatch import Rule, composite, findings, options
 from ..tensor import Flow, as_flow, fixed
+from .recurrent_scan import PARTS, can_scan, scan
+
+Weights = Sequence[Any]
 
 
 def _still(x: Any) -> Any:
     """The same flow without a gradient and without degrees."""
     if isinstance(x, Flow):
-        findings().loose = True
+        findings().loose = findings().loose or not options().saturate
         return as_flow(fixed(x), x.exponent)
     return x
 
@@ -32,42 +35,28 @@ def _gate(x: Any) -> Any:
     return x / x
 
 
-Weights = Sequence[Any]
-
-
 def _split(weights: Weights, has_biases: bool) -> tuple[Any, Any, Any, Any, Any]:
     """weight_ih, weight_hh, bias_ih, bias_hh, weight_hr from a flat list."""
-    if has_biases:
-        ih, hh, b_ih, b_hh = weights[:4]
-        return ih, hh, b_ih, b_hh, weights[4] if len(weights) > 4 else None
-    ih, hh = weights[:2]
-    return ih, hh, None, None, weights[2] if len(weights) > 2 else None
+    weights = [*weights, None]
+    if not has_biases:
+        return weights[0], weights[1], None, None, weights[2]
+    return weights[0], weights[1], weights[2], weights[3], weights[4]
 
 
-def lstm_step(x: Any, h: Any, c: Any, weights: Weights, has_biases: bool) -> tuple[Any, Any]:
-    """c' = f c + i g, h' = o c'."""
+def step(kind: str, x: Any, h: Any, c: Any, weights: Weights, has_biases: bool) -> tuple[Any, Any]:
+    """One step of time: c' = f c + i g, h' = o c' (LSTM); n = W x + r (U h), h' = z n + z h (GRU); W x + U h (RNN)."""
     ih, hh, b_ih, b_hh, projection = _split(weights, has_biases)
-    inputs, own, still = F.linear(x, ih, b_ih), F.linear(h, hh, b_hh), F.linear(_still(h), hh, b_hh)
-    gates = [a + b for a, b in zip(inputs.chunk(4, -1), still.chunk(4, -1), strict=True)]
-    candidate = inputs.chunk(4, -1)[2] + own.chunk(4, -1)[2]
-    c = _gate(gates[1]) * c + _gate(gates[0]) * candidate
-    h = _gate(gates[3]) * c
+    inputs, own = F.linear(x, ih, b_ih).chunk(PARTS[kind], -1), F.linear(h, hh, b_hh).chunk(PARTS[kind], -1)
+    if kind == "rnn":
+        return inputs[0] + own[0], None
+    still = F.linear(_still(h), hh, b_hh).chunk(PARTS[kind], -1)
+    gates = [_gate(a + b) for a, b in zip(inputs, still, strict=True)]
+    if kind == "gru":
+        reset, update, _ = gates
+        return update * (inputs[2] + reset * own[2]) + update * h, None
+    c = gates[1] * c + gates[0] * (inputs[2] + own[2])
+    h = gates[3] * c
     return (h if projection is None else F.linear(h, projection)), c
-
-
-def gru_step(x: Any, h: Any, weights: Weights, has_biases: bool) -> Any:
-    """n = W x + r (U h), h' = z n + z h."""
-    ih, hh, b_ih, b_hh, _ = _split(weights, has_biases)
-    inputs, own, still = F.linear(x, ih, b_ih), F.linear(h, hh, b_hh), F.linear(_still(h), hh, b_hh)
-    reset, update = (_gate(a + b) for a, b in zip(inputs.chunk(3, -1)[:2], still.chunk(3, -1)[:2], strict=True))
-    candidate = inputs.chunk(3, -1)[2] + reset * own.chunk(3, -1)[2]
-    return update * candidate + update * h
-
-
-def rnn_step(x: Any, h: Any, weights: Weights, has_biases: bool) -> Any:
-    """h' = W x + U h."""
-    ih, hh, b_ih, b_hh, _ = _split(weights, has_biases)
-    return F.linear(x, ih, b_ih) + F.linear(h, hh, b_hh)
 
 
 def recurrent_layer(
@@ -85,59 +74,48 @@ def recurrent_layer(
     """`nn.LSTM`, `nn.GRU`, `nn.RNN`: layers, directions and time written out."""
     if isinstance(has_biases, (list, tuple)):  # input, batch sizes, states, weights: the form for packed sequences
         raise TypeError("packed sequences have no rule; give the example as a padded tensor")
-    kind = function.__name__
-    if batch_first and x.dim() == 3:
-        x = x.transpose(0, 1)
+    kind = function.__name__.split("_")[0]
+    turned = batch_first and x.dim() == 3
+    x = x.transpose(0, 1) if turned else x
     directions = 2 if bidirectional else 1
     per = len(flat) // (num_layers * directions)
-    hidden = list(states[0].unbind(0)) if kind == "lstm" else list(states.unbind(0))
-    cells = list(states[1].unbind(0)) if kind == "lstm" else [None] * len(hidden)
-    last_h: list[Any] = []
-    last_c: list[Any] = []
+    hidden = list((states[0] if kind == "lstm" else states).unbind(0))
+    cells: list[Any] = list(states[1].unbind(0)) if kind == "lstm" else [None] * len(hidden)
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            index = layer * directions + direction
-            weights, h, c = flat[index * per : (index + 1) * per], hidden[index], cells[index]
-            steps = list(x.unbind(0))
-            collected = []
-            for value in reversed(steps) if direction else steps:
-                if kind == "lstm":
-                    h, c = lstm_step(value, h, c, weights, has_biases)
-                elif kind == "gru":
-                    h = gru_step(value, h, weights, has_biases)
-                else:
-                    h = rnn_step(value, h, weights, has_biases)
-                collected.append(h)
-            outputs.append(torch.stack(collected[::-1] if direction else collected))
-            last_h.append(h)
-            last_c.append(c)
+            at = layer * directions + direction
+            steps = x.flip(0) if direction else x
+            weights = flat[at * per : (at + 1) * per]
+            output, hidden[at], cells[at] = _unrolled(kind, steps, hidden[at], cells[at], weights, has_biases)
+            outputs.append(output.flip(0) if direction else output)
         x = torch.cat(outputs, -1)
-    output = x.transpose(0, 1) if batch_first and x.dim() == 3 else x
-    if kind == "lstm":
-        return output, torch.stack(last_h), torch.stack(last_c)
-    return output, torch.stack(last_h)
+    x = x.transpose(0, 1) if turned else x
+    return (x, torch.stack(hidden), torch.stack(cells)) if kind == "lstm" else (x, torch.stack(hidden))
 
 
-def lstm_cell(
-    function: Callable[..., Any], x: Any, state: Any, ih: Any, hh: Any, b_ih: Any = None, b_hh: Any = None
-) -> Any:
-    """`nn.LSTMCell`."""
+def _unrolled(kind: str, x: Any, h: Any, c: Any, weights: Weights, has_biases: bool) -> tuple[Any, Any, Any]:
+    """The states after each step of time, and the last ones."""
+    *parts, projection = _split(weights, has_biases)
+    if projection is None and can_scan(x, h, c, *parts[2:]):
+        return scan(kind, x, h, c, *parts)
+    collected = []
+    for value in x.unbind(0):
+        h, c = step(kind, value, h, c, weights, has_biases)
+        collected.append(h)
+    return torch.stack(collected), h, c
+
+
+def cell(function: Callable[..., Any], x: Any, state: Any, ih: Any, hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """`nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell`."""
+    kind = function.__name__.split("_")[0]
     weights = (ih, hh) if b_ih is None else (ih, hh, b_ih, b_hh)
-    return lstm_step(x, state[0], state[1], weights, b_ih is not None)
-
-
-def simple_cell(
-    function: Callable[..., Any], x: Any, h: Any, ih: Any, hh: Any, b_ih: Any = None, b_hh: Any = None
-) -> Any:
-    """`nn.GRUCell` and `nn.RNNCell`."""
-    weights = (ih, hh) if b_ih is None else (ih, hh, b_ih, b_hh)
-    step = gru_step if function.__name__ == "gru_cell" else rnn_step
-    return step(x, h, weights, b_ih is not None)
+    h, c = state if kind == "lstm" else (state, None)
+    found = step(kind, x, h, c, weights, b_ih is not None)
+    return found if kind == "lstm" else found[0]
 
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), composite(recurrent_layer)),
-    "lstm_cell": composite(lstm_cell),
-    **dict.fromkeys(("gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), composite(simple_cell)),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), composite(cell)),
 }

@@ -1,0 +1,94 @@
+"""Recurrent layers: all steps of time at once give what the steps one by one give, and in time that users wait."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import synflow
+from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS, PassOptions
+from synflow.flow.paths import BOOLEANS
+from synflow.flow.rules import recurrent
+from synflow.network.private_copy import open_network
+
+
+class Tagger(nn.Module):
+    """A recurrent layer and a head on all of its states."""
+
+    def __init__(self, kind, width, inner, **options):
+        super().__init__()
+        self.cells = kind(width, inner, **options)
+        self.head = nn.Linear(inner * (2 if options.get("bidirectional") else 1), 3)
+
+    def forward(self, x, state=None):
+        output, last = self.cells(x, state)
+        return self.head(output), last
+
+
+@st.composite
+def taggers(draw):
+    """A recurrent network with weights of any size, some of them zero, and an input, at times with states."""
+    kind, inner, layers = (
+        draw(st.sampled_from([nn.LSTM, nn.GRU, nn.RNN])),
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 2)),
+    )
+    both_ways, batched = draw(st.booleans()), draw(st.booleans())
+    torch.manual_seed(draw(st.integers(0, 2**32 - 1)))
+    model = Tagger(kind, 4, inner, num_layers=layers, bidirectional=both_ways, bias=draw(st.booleans())).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= draw(st.sampled_from([0.01, 1, 30])) * (
+                torch.rand_like(parameter) >= draw(st.sampled_from([0, 0.6]))
+            )
+    batch = [2] if batched else []
+    x = torch.ones(draw(st.sampled_from([1, 3, 60])), *batch, 4)
+    if not draw(st.booleans()):
+        return model, x
+    state = torch.ones(layers * (2 if both_ways else 1), *batch, inner)
+    return model, (x, (state, state) if kind is nn.LSTM else state)
+
+
+@pytest.mark.parametrize(
+    "options", [PassOptions(), WITHOUT_SHIFTS, BOOLEANS], ids=["usual", "without shifts", "booleans"]
+)
+@settings(max_examples=25)
+@given(case=taggers())
+def test_all_steps_of_time_at_once_give_what_single_steps_give(case, options):
+    network = open_network(*case)
+    found = measure(network, options=options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "can_scan", lambda *_: False)
+        slow = measure(network, options=options)
+    assert found.log2 == pytest.approx(slow.log2, abs=1e-9)
+    unit = 2.0 ** (found.exponent - slow.exponent)
+    for name, score in slow.scores.items():
+        torch.testing.assert_close(found.scores[name] * unit, score, rtol=1e-9, atol=1e-12 * slow.value)
+    for fact in ("had_shifts", "loose", "bent", "input_reached"):
+        assert getattr(found, fact) == getattr(slow, fact), fact
+
+
+def test_a_language_model_takes_milliseconds_per_step():
+    """Step by step in time, 20 steps of pruning took several seconds of processor time."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.cells, self.head = (
+                nn.Embedding(50, 32),
+                nn.LSTM(32, 32, 2, batch_first=True),
+                nn.Linear(32, 50),
+            )
+
+        def forward(self, ids):
+            return self.head(self.cells(self.words(ids))[0])
+
+    model, ids = Model(), torch.randint(50, (1, 35))
+    before = time.process_time()
+    masks = synflow.prune(model, ids, density=0.5, steps=20)
+    assert time.process_time() - before < 2
+    assert not masks.about.get("fallbacks")
