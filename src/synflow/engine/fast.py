@@ -83,6 +83,8 @@ class FastEngine:
         self.kept_zeros = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
         self.count = count(masks)
         self._cut = CutNetwork(network, self.count)
+        # Units that nothing reads count in the mean flow of a tensor, so that cutting them off would change the flow.
+        self._cut.possible = not settings.norms
         self._loops = loops_for_all(self.magnitudes.values(), self.thresholds.compile_from_weights)
         self._places: dict[str, Tensor] = {}
         self._bounds: dict[str, float] = {}
@@ -294,8 +296,8 @@ class FastEngine:
         memory = self._cut.network.constants if foldable else None
         hooks = FastPass(self.thresholds, memory, bounded=self._loops is not None)
         flow = measure(
-            self._cut.network, magnitudes=self.magnitudes, power=self.settings.power, options=options,
-            gradients=gradients, hooks=hooks,
+            self._cut.network, magnitudes=self.magnitudes, power=self.settings.power,
+            options=self.settings.options(options), gradients=gradients, hooks=hooks,
         )  # fmt: skip
         return flow, hooks.gradients
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..flow.dispatch import ABOUT, ALIASES, RESHAPES_IN_PLACE, RULES, has_user_rule, read_attribute
 from ..flow.passes import ByRule
-from ..flow.tensor import Flow, as_flow, flows, mapped
+from ..flow.tensor import Flow, as_flow, fixed, flows, mapped
 from ..support import windows
 from .fallbacks import CannotServeError
 from .gather_pixels import picked
@@ -51,6 +51,21 @@ def unfolded(flow: Flow) -> Flow:
     rows, columns = flow.spread
     data = _picked(flow.as_subclass(Tensor), rows, columns, {})
     return as_flow(data, flow.exponent, flow.degrees)
+
+
+def mean(flow: Flow, memory: dict[Any, Any] | None) -> Tensor:
+    """The mean over all positions: each kind counts as often as it occurs."""
+    assert flow.spread is not None
+    height, width = flow.shape[2:]
+    rows, columns = flow.spread
+    key, known = ("shares", id(rows), id(columns), height, width), {} if memory is None else memory
+    if key not in known:
+        shares = [
+            torch.bincount(kinds, minlength=size) / len(kinds) for kinds, size in ((rows, height), (columns, width))
+        ]
+        known[key] = (rows, columns, torch.outer(*(share.to(flow.dtype) for share in shares)))
+    shares_of_kinds: Tensor = known[key][2]
+    return (fixed(flow).mean((0, 1)) * shares_of_kinds).sum()
 
 
 def all_unfolded(tree: Any) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "ABLATIONS",
     "METHODS",
     "METHODS_WITH_DATA",
+    "TRIALS",
     "Config",
     "configured",
     "from_dict",
@@ -30,8 +31,10 @@ __all__ = [
 
 ABLATIONS = ("none", "reinitialise", "shuffle", "invert")
 METHODS_WITH_DATA = frozenset({"snip", "grasp", "force", "obd", "taylor_fo", "skeletonization"})
+# Scores on trial: only experiments know them, by these names.
+TRIALS = ("balanced_norms",)
 # What stands for itself beside the scores: no pruning, and plain narrower networks as large as SynFlow's result.
-METHODS = (*SCORES, "dense", "narrow_flops", "narrow_weights")
+METHODS = (*SCORES, *TRIALS, "dense", "narrow_flops", "narrow_weights")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from synflow.errors import SynflowError
 
 from ..models.built_in import build
 from ..network.flops import flops as count_flops
-from .configs import METHODS_WITH_DATA, Config
+from ..network.private_copy import Network
+from ..pruning.scores import shares, traits
+from .configs import METHODS_WITH_DATA, TRIALS, Config
 from .data import SHAPES, Dataset, load, scoring_batches
 
 __all__ = [
@@ -76,10 +78,12 @@ def network_of(name: str, dataset: str, width: float = 1.0) -> nn.Module:
 
 
 def score_of(config: Config) -> Any:
-    """The score as the config wants it: a name, or a function for the named deviations."""
+    """The score as the config wants it: a name, or a function for the named deviations and for scores on trial."""
+    if config.method in TRIALS and config.ablation != "invert":
+        return TRIAL_SCORES[config.method]
     if config.scoring == "train" and config.ablation != "invert":
         return config.method
-    function: Any = synflow.SCORES[config.method]
+    function: Any = (synflow.SCORES | TRIAL_SCORES)[config.method]
     sign = 1.0
     if config.scoring == "eval" and config.method in METHODS_WITH_DATA:
         function = partial(function, training=False)
@@ -87,6 +91,15 @@ def score_of(config: Config) -> Any:
     if config.ablation == "invert":
         sign = -sign
     return function if sign > 0 else partial(_negative, function)
+
+
+@traits(flow_power=1, balanced=True, steps=100, norms=True)
+def balanced_norms(network: Network, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """As `balanced`, with norms inside the flow."""
+    return shares(network, masks, norms=True)
+
+
+TRIAL_SCORES = dict(zip(TRIALS, (balanced_norms,), strict=True))
 
 
 def _negative(function: Any, network: Any, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ class PassOptions:
     is flow, zero where there is none. With `shared`, the two sides of a gate or of attention share the gradient, so
     that weights before many gates do not count 2, 4, 8, ... times. `follow_inputs` differentiates with respect to the
     inputs too, to see whether an output depends on one. `trace` follows degrees (how often a term meets each weight
-    tensor) and the flow that leaves each unit.
+    tensor) and the flow that leaves each unit. With `norms`, batch norms divide by the mean flow of their tensor.
     """
 
     shifts: bool = True
@@ -32,6 +32,7 @@ class PassOptions:
     shared: bool = False
     follow_inputs: bool = False
     trace: bool = False
+    norms: bool = False
 
 
 DEFAULT = PassOptions()
@@ -82,6 +83,9 @@ class PassHooks(Protocol):
 
     def layer(self, function: Callable[..., Any], x: Flow, weight: Flow, settings: tuple[Any, ...]) -> Tensor | None:
         """A layer without its bias, whose weight gradient the engine keeps; None leaves it to autograd."""
+
+    def mean(self, flow: Flow) -> Tensor | None:
+        """The mean over all positions of a flow in a form of the engine's own, without a gradient; None for others."""
 
     def output(self, flow: Flow) -> Flow:
         """An output in plain form."""

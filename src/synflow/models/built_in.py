@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -224,6 +225,121 @@ def _imagenet_resnet(
     return _resnet(stem, block, depths, first, widen, classes)
 
 
+# MobileNet v2 (Sandler et al. 2018) for small images: depthwise convolutions between 1x1 ones, linear bottlenecks.
+
+
+class InvertedResidual(nn.Module):
+    """branch(x), plus x where the shapes allow it; no activation follows."""
+
+    def __init__(self, branch: nn.Module, skips: bool) -> None:
+        super().__init__()
+        self.branch = branch
+        self.skips = skips
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.branch(x)
+        return x + y if self.skips else y
+
+
+# Channels, blocks and stride of each stage, of a network for images of 32 pixels.
+MOBILENET_STAGES = ((16, 1, 1), (24, 2, 2), (40, 2, 2), (80, 2, 1))
+EXPANSION = 4
+
+
+def _mobilenet(classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
+    channels, _ = _image(input_shape, side=8)
+    first, last = _scaled(16, width), _scaled(160, width)
+    stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
+    blocks, channels = list[nn.Module](), first
+    for full, repeats, stride in MOBILENET_STAGES:
+        for index in range(repeats):
+            outputs, step = _scaled(full, width), stride if index == 0 else 1
+            inner = channels * EXPANSION
+            depthwise = nn.Conv2d(inner, inner, 3, step, 1, groups=inner, bias=False)
+            branch = [
+                *_conv_norm(channels, inner, 1), nn.ReLU(), depthwise, nn.BatchNorm2d(inner), nn.ReLU(),
+                *_conv_norm(inner, outputs, 1),
+            ]  # fmt: skip
+            blocks.append(InvertedResidual(nn.Sequential(*branch), skips=step == 1 and channels == outputs))
+            channels = outputs
+    return _sequence(
+        stem=nn.Sequential(*stem),
+        blocks=nn.Sequential(*blocks),
+        head=nn.Sequential(*_conv_norm(channels, last, 1), nn.ReLU()),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        classifier=nn.Linear(last, classes),
+    )
+
+
+# Vision transformer (Dosovitskiy et al. 2021), small: norms come first, and the mean over patches is classified.
+
+
+class SelfAttention(nn.Module):
+    """Attention of all patches to all, its queries, keys and values in one layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, patches, _ = x.shape
+        q, k, v = self.qkv(x).reshape(batch, patches, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, patches, -1)
+        found: Tensor = self.projection(mixed)
+        return found
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then the same with two linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        changed: Tensor = self.mlp(self.norm2(x))
+        return x + changed
+
+
+class Patches(nn.Module):
+    """Square patches of an image as vectors, each with its place."""
+
+    def __init__(self, channels: int, shape: Shape, side: int, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(channels, width, side, side)
+        self.places = nn.Parameter(torch.randn(1, (shape[0] // side) * (shape[1] // side), width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors: Tensor = self.cut(x).flatten(2).transpose(1, 2)
+        return vectors + self.places
+
+
+class MeanOverPatches(nn.Module):
+    """One vector for an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def _vit(classes: int, input_shape: Shape, width: float = 1.0, depth: int = 6, patch: int = 4) -> nn.Module:
+    channels, _ = _image(input_shape, side=patch)
+    heads = 4
+    inner = heads * _scaled(128 // heads, width)
+    return _sequence(
+        patches=Patches(channels, input_shape[1:], patch, inner),
+        blocks=nn.Sequential(*(TransformerBlock(inner, heads) for _ in range(depth))),
+        norm=nn.LayerNorm(inner),
+        pool=MeanOverPatches(),
+        classifier=nn.Linear(inner, classes),
+    )
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "fc": _fc,
     "conv": _conv,
@@ -234,6 +350,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet34": partial(_imagenet_resnet, _basic, (3, 4, 6, 3), 1),
     "resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 1),
     "resnet101": partial(_imagenet_resnet, _bottleneck, (3, 4, 23, 3), 1),
+    "mobilenet": _mobilenet,
+    "vit": _vit,
     "wide_resnet18": partial(_imagenet_resnet, _basic, (2, 2, 2, 2), 2),
     "wide_resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 2),
 }

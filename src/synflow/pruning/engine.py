@@ -6,6 +6,7 @@ less memory. Both choose the same weights: in float64 their masks are equal.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -26,13 +27,19 @@ class EngineSettings:
 
     `power` is the power of the weights in the flow. With `balanced`, each score is multiplied by R / F, where F is the
     flow of its layer: every layer then sums to the flow R. `cuts` are the layers for which F = R by their place in the
-    network. `steps` is how many steps lie ahead, None if that is not known.
+    network. `steps` is how many steps lie ahead, None if that is not known. With `norms`, batch norms divide by the
+    mean flow of their tensor.
     """
 
     power: int = 1
     balanced: bool = False
     cuts: frozenset[str] = frozenset()
     steps: int | None = None
+    norms: bool = False
+
+    def options(self, asked: PassOptions) -> PassOptions:
+        """How a pass computes in this run."""
+        return dataclasses.replace(asked, norms=True) if self.norms else asked
 
 
 class StepScores(Protocol):

@@ -70,7 +70,8 @@ class PlainEngine:
     def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = 0) -> PlainScores:  # noqa: ARG002
         """S = |w| dR/d|w|; balanced, each layer's scores are scaled to sum to R."""
         self.measurements += 1
-        flow = measure(self.network, self._masks, power=self.settings.power, options=options, gradients=gradients)
+        options, power = self.settings.options(options), self.settings.power
+        flow = measure(self.network, self._masks, power=power, options=options, gradients=gradients)
         flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
         scores = flow.scores
         if self.settings.balanced:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..flow.measure import measure
-from ..flow.paths import cuts
+from ..flow.passes import PassOptions
+from ..flow.paths import cuts, has_branches
 from ..network.private_copy import Network
 from .engine import balancing
 from .gradients import hessian_products, loss_gradients, masked_weights
@@ -29,6 +30,7 @@ class Traits:
     `needs_data`: it reads batches. `flow_power`: it is a share of the flow of |w| ** flow_power, so that the union
     bound can guard it. `balanced`: shares of the layer's flow, so that every layer sums to the same. `steps`: the
     number of steps by default. `revives`: it chooses among all weights at each step, so that masks are not nested.
+    `norms`: batch norms divide by the mean flow of their tensor, in networks that are no chains.
     """
 
     needs_data: bool = False
@@ -36,6 +38,7 @@ class Traits:
     balanced: bool = False
     steps: int = 1
     revives: bool = False
+    norms: bool = False
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -72,7 +75,12 @@ def synflow_l2(network: Network, masks: Mapping[str, Tensor] | None = None) -> S
 @traits(flow_power=1, balanced=True, steps=100)
 def balanced(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
     """The share of its layer's flow that passes a weight, in units of the whole flow: every layer sums to R."""
-    flow = measure(network, masks)
+    return shares(network, masks, traits_of(balanced).norms)
+
+
+def shares(network: Network, masks: Mapping[str, Tensor] | None, norms: bool) -> Scores:
+    """Scores of which every layer has the same sum, without or with norms inside the flow."""
+    flow = measure(network, masks, options=PassOptions(norms=norms and has_branches(network)))
     flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
     scales = balancing(flows, flow.value, cuts(network))
     return {name: score * scales[name] if name in scales else score for name, score in flow.scores.items()}

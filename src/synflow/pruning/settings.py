@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._version import __version__
 from ..errors import SynflowError, choose
 from ..flow.dispatch import NoRuleError
-from ..flow.paths import cuts, fewest_kept, fewest_weights, shortest_path, single_length
+from ..flow.paths import cuts, fewest_kept, fewest_weights, has_branches, shortest_path, single_length
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
@@ -68,7 +68,8 @@ class PruningRun:
         """The engine for a flow score."""
         traits = self.traits
         kept = cuts(self.network) if traits.balanced else frozenset()
-        settings = EngineSettings(traits.flow_power or 1, traits.balanced, kept, self.steps)
+        norms = traits.norms and has_branches(self.network)
+        settings = EngineSettings(traits.flow_power or 1, traits.balanced, kept, self.steps, norms)
         engine: Engine = engine_named(self.engine)(self.network, self.start, settings)
         return engine
 

@@ -62,5 +62,5 @@ EXPERIMENTS: dict[str, Experiment] = {
         "SynFlow, random and magnitude against narrower dense networks", sceptic.configs, sceptic.draw
     ),
     "past": Experiment("SynFlow past the published compressions", past.configs, past.draw),
-    "tournament": Experiment("every score on one network", tournament.configs, tournament.draw),
+    "tournament": Experiment("every score on four networks", tournament.configs, tournament.draw),
 }

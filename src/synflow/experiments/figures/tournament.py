@@ -1,31 +1,168 @@
-"""Every score against every other: one network, one recipe, several compressions."""
+"""Every score against every other, on four networks: accuracy against stored weights, and against arithmetic.
+
+Choices are made on the first two networks and confirmed on the other two.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from synflow import SCORES
 
-from ..configs import Config
+from ..configs import Config, configured
+from ..recipes import Recipe
+from ..sweeps import unique
 from .accuracy import Results
-from .curves import draw_curves, variation_configs
 from .drawing import Drawing
+from .small import training_base
+from .style import PALETTE, canvas, save
+from .uncertainty import interval
 
-__all__ = ["configs", "draw"]
+__all__ = ["configs", "draw", "label"]
+
+ENTRANTS: dict[str, dict[str, Any]] = {
+    "balanced": {"method": "balanced"},
+    "balanced, norms inside": {"method": "balanced_norms"},
+    "SynFlow": {"method": "synflow"},
+    "random, ERK densities": {"method": "random", "scope": "erk"},
+    "SNIP": {"method": "snip"},
+    "magnitude": {"method": "magnitude"},
+    "GraSP": {"method": "grasp"},
+    "FORCE": {"method": "force"},
+    "PHEW": {"method": "phew"},
+    "dense": {"method": "dense"},
+}
+FIRST = ("balanced", "balanced, norms inside", "SynFlow", "random, ERK densities", "SNIP")
+REST = ("magnitude", "GraSP", "FORCE", "PHEW")
+# Norms inside the flow change nothing where a network is a chain or has no batch norms.
+WITHOUT_NORMS = ("balanced", "SynFlow", "random, ERK densities", "SNIP")
+# Stages in the order of their runs, so that an early stop leaves whole comparisons.
+Stages = tuple[tuple[str, float, tuple[str, ...]], ...]
+LAPTOP: Stages = (
+    ("resnet20", 50.0, FIRST),
+    ("vit", 10.0, WITHOUT_NORMS[:3]),
+    ("resnet20", 20.0, FIRST),
+    ("vgg11_bn", 100.0, ("balanced", "random, ERK densities", "SNIP")),
+    ("mobilenet", 10.0, FIRST),
+    ("resnet20", 50.0, REST),
+    ("vit", 10.0, ("magnitude", "SNIP")),
+    ("resnet20", 20.0, REST),
+    ("mobilenet", 10.0, REST),
+    ("vgg11_bn", 100.0, ("SynFlow", *REST)),
+    ("vit", 10.0, ("GraSP", "FORCE", "PHEW")),
+    ("resnet20", 1.0, ("dense",)),
+    ("vit", 1.0, ("dense",)),
+    ("mobilenet", 1.0, ("dense",)),
+    ("vgg11_bn", 1.0, ("dense",)),
+)
+EVERYWHERE = (10.0, 20.0, 50.0, 100.0, 316.0, 1000.0)
+PAPER: Stages = tuple(
+    (model, compression, tuple(ENTRANTS))
+    for model in ("resnet20", "vit", "vgg11_bn", "mobilenet")
+    for compression in EVERYWHERE
+)
+SMOKE: Stages = (("conv", 10.0, ("balanced", "SynFlow", "random, ERK densities")), ("conv", 1.0, ("dense",)))
+# On a laptop: a tenth of the training images, all test images.
+SMALL = Recipe(epochs=12, batch_size=64, lr=0.1, lr_schedule="one_cycle", weight_decay=5e-4, evaluate_every=12)
+# Transformers learn little from plain momentum.
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3, "lr_schedule": "one_cycle", "weight_decay": 0.0}
+NAMES = {"resnet20": "ResNet-20", "vit": "small ViT", "vgg11_bn": "VGG-11", "mobilenet": "MobileNet-like"}
 
 
 def configs(scale: str) -> list[Config]:
-    """The runs of a scale; who takes part is the table of scores, so that a new score is in the tournament."""
-    return variation_configs(scale, {name: {"method": name} for name in SCORES})
+    """The runs of a scale, stage by stage, seed by seed; a score takes part as soon as it is in the table."""
+    base = training_base(scale)
+    if scale == "laptop":
+        base = replace(base, width=1.0, train_per_class=500, recipe=SMALL)
+    stages = {"smoke": SMOKE, "laptop": LAPTOP}.get(scale, PAPER)
+    return unique(_runs(base, stages, (0,) if scale == "smoke" else (0, 1, 2)))
 
 
-def _is(config: dict[str, object], method: str) -> bool:
-    return config["method"] == method
+def _runs(base: Config, stages: Stages, seeds: Iterable[int]) -> Iterable[Config]:
+    for (model, compression, names), seed in itertools.product(stages, seeds):
+        recipe = ADAM if model == "vit" else {}
+        for name in names:
+            changes = ENTRANTS[name]
+            if changes["method"] in (*SCORES, "balanced_norms", "dense"):
+                yield configured(base, model=model, compression=compression, seed=seed, **changes, **recipe)
+
+
+def label(config: Mapping[str, Any]) -> str:
+    """The entrant that a run belongs to."""
+    return next(name for name, changes in ENTRANTS.items() if changes["method"] == config["method"])
 
 
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
-    """Accuracy and flow of each score."""
+    """Two rows: accuracy against kept weights, and against operations after compaction; a column for each network."""
     del scale
-    chosen = {name: partial(_is, method=name) for name in SCORES}
-    return draw_curves(results, folder, "tournament", "Scores", chosen)
+    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        config = result["config"]
+        groups.setdefault((config["model"], config["compression"], label(config)), []).append(result)
+    models = [
+        name for name in dict.fromkeys([*NAMES, *(key[0] for key in groups)]) if any(k[0] == name for k in groups)
+    ]
+    order = [*ENTRANTS]
+    table = [
+        _row(*key, group)
+        for key, group in sorted(groups.items(), key=lambda g: (models.index(g[0][0]), -g[0][1], order.index(g[0][2])))
+    ]
+    looks = dict(zip(ENTRANTS, zip(itertools.cycle(PALETTE), "oDs^vP*XhH", strict=False), strict=False))
+    with canvas(2, len(models), width=3.2, height=3.0) as (figure, axes):
+        for column, model in enumerate(models):
+            for panel, key, said in zip(
+                axes[:, column], ("kept", "flops"), ("stored weights", "operations"), strict=True
+            ):
+                for name in ENTRANTS:
+                    _curve(
+                        panel, [g for k, g in groups.items() if k[0] == model and k[2] == name], key, name, looks[name]
+                    )
+                panel.set(xscale="log", xlabel=said)
+            axes[0][column].set_title(NAMES.get(model, model))
+        for row in axes:
+            row[0].set_ylabel("top-1 accuracy (%)")
+        handles = {
+            text: line for panel in axes.flat for line, text in zip(*panel.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8)
+        paths = save(figure, folder, "tournament")
+    notes = (
+        "operations (two for each multiplication) and parameters are those of the compact network, zeros inside its "
+        "layers included",
+        "dead layers: those without any weight, and those without a weight on a path; means over seeds",
+        "points are means over seeds, bars reach from the lowest to the highest",
+    )
+    return Drawing(tuple(paths), table, notes)
+
+
+def _curve(panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str, look: tuple[str, str]) -> None:
+    """An entrant's compressions on one network, each a mean with a bar over its seeds."""
+    if not found:
+        return
+    found = sorted(found, key=lambda group: _mean(group, key))
+    tops = [[float(result["outcome"]["top1"]) for result in group] for group in found]
+    means = [fmean(top) for top in tops]
+    spread = [[mean - min(top) for mean, top in zip(means, tops, strict=True)]]
+    spread.append([max(top) - mean for mean, top in zip(means, tops, strict=True)])
+    x = [_mean(group, key) for group in found]
+    panel.errorbar(x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2)
+
+
+def _mean(group: list[Mapping[str, Any]], key: str) -> float:
+    return fmean(float(result["outcome"].get(key) or 0) for result in group)
+
+
+def _row(model: str, compression: float, name: str, group: list[Mapping[str, Any]]) -> dict[str, Any]:
+    disconnected = sum(not result["outcome"].get("connected", True) for result in group)
+    dead = f"{_mean(group, 'empty_layers'):.1f}, {_mean(group, 'dead_layers'):.1f}"
+    return {
+        "network": NAMES.get(model, model), "compression": f"{compression:g}", "score": name,
+        "top-1 (%)": interval(group), "weights": f"{_mean(group, 'kept'):,.0f}",
+        "MFLOP": f"{_mean(group, 'flops') / 1e6:.1f}", "parameters": f"{_mean(group, 'parameters'):,.0f}",
+        "dead layers": dead + (f", {disconnected} disconnected" if disconnected else ""),
+    }  # fmt: skip

@@ -43,7 +43,14 @@ def _masks(run: Run) -> tuple[synflow.Masks | None, dict[str, Any]]:
     config = run.config
     if config.method in UNPRUNED:
         total = sum(weight.numel() for weight in synflow.prunable(make_model(config)).values())
-        return None, {"kept": total, "total": total, "connected": True, "empty_layers": 0, "prune_seconds": 0.0}
+        return None, {
+            "kept": total,
+            "total": total,
+            "connected": True,
+            "empty_layers": 0,
+            "dead_layers": 0,
+            "prune_seconds": 0.0,
+        }
     model, file, paper = make_model(config), run.folder / "masks.safetensors", run.folder / "certificate.json"
     masks = None
     # Masks are a function of the config: if anything is damaged they are simply made again.
@@ -61,6 +68,7 @@ def _masks(run: Run) -> tuple[synflow.Masks | None, dict[str, Any]]:
     return masks, {
         **{key: certificate[key] for key in ("kept", "total", "connected", "idle", "flow_log2", "prune_seconds")},
         "empty_layers": len(certificate["empty_layers"]), "prune_steps": len(certificate["steps"]),
+        "dead_layers": sum(not layer["on_path"] for layer in certificate["layers"]),
     }  # fmt: skip
 
 

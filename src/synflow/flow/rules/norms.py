@@ -31,7 +31,13 @@ def batch_norm(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|."""
+    """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|.
+
+    With norms inside the flow: gain |gamma| / (mean flow of the tensor), shift |beta|, as in training.
+    """
+    asked = options()
+    if asked.norms and asked.divide and not asked.saturate and not isinstance(weight, Flow):
+        return _by_mean_flow(x, weight, bias)
     if training or running_mean is None or running_var is None or isinstance(weight, Flow) or isinstance(bias, Flow):
         return _by_parts(x, running_mean, running_var, weight, bias, training, eps)
     gain, constant, is_zero = _remembered(running_mean, running_var, weight, bias, eps, x)
@@ -39,6 +45,22 @@ def batch_norm(
         note_zero_gain()
     scaled = settled(x.as_subclass(Tensor) * gain, x.exponent, x.degrees)
     return scaled if constant is None else homogeneous(torch.add, scaled, constant)
+
+
+def _by_mean_flow(x: Flow, weight: Tensor | None, bias: Tensor | None) -> Any:
+    """One scale for the whole tensor: a convolution before a batch norm may be scaled by any factor.
+
+    A scale per channel would keep every unit alive.
+    """
+    hooks = active_mode().flow_pass.hooks
+    mean = None if hooks is None else hooks.mean(x)
+    inverse = reciprocal(torch.reciprocal, as_flow(fixed(x).mean() if mean is None else mean, x.exponent))
+    data, shape, gamma = x.as_subclass(Tensor) * fixed(inverse), [-1] + [1] * (x.dim() - 2), _gain(weight)
+    if gamma is not None:
+        data = data * gamma.to(x.dtype).abs().reshape(shape)
+    scaled = settled(data, x.exponent + inverse.exponent, x.degrees)
+    has_shift = isinstance(bias, Flow) or (bias is not None and bool(bias.any()))
+    return homogeneous(torch.add, scaled, bias.reshape(shape)) if bias is not None and has_shift else scaled
 
 
 @composite
