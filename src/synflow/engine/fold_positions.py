@@ -61,9 +61,10 @@ def mean(flow: Flow, memory: dict[Any, Any] | None) -> Tensor:
     key, known = ("shares", id(rows), id(columns), height, width), {} if memory is None else memory
     if key not in known:
         shares = [
-            torch.bincount(kinds, minlength=size) / len(kinds) for kinds, size in ((rows, height), (columns, width))
+            torch.bincount(kinds, minlength=size).to(flow.dtype) / len(kinds)
+            for kinds, size in ((rows, height), (columns, width))
         ]
-        known[key] = (rows, columns, torch.outer(*(share.to(flow.dtype) for share in shares)))
+        known[key] = (rows, columns, torch.outer(*shares))
     shares_of_kinds: Tensor = known[key][2]
     return (fixed(flow).mean((0, 1)) * shares_of_kinds).sum()
 
