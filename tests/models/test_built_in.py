@@ -41,6 +41,9 @@ def prunable(model):
         ("resnet50", 1000, IMAGENET, 54, 25_502_912),
         ("resnet18", 10, CIFAR, 21, 11_164_352),
         ("fc", 10, (1, 28, 28), 6, 784 * 100 + 4 * 100 * 100 + 100 * 10),
+        # 8 * 128 * 128 a block, patches of 4 * 4 * 3 numbers
+        ("vit", 10, CIFAR, 26, 6 * 8 * 128**2 + 48 * 128 + 10 * 128),
+        ("mobilenet", 10, CIFAR, 24, 122_032),
         ("conv", 10, CIFAR, 3, 3 * 32 * 9 + 32 * 32 * 9 + 32 * 32 * 32 * 10),
     ],
 )
@@ -138,7 +141,7 @@ def test_the_caller_seeds():
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(SynflowError, match=r"no model 'vgg12'; choose from conv, fc, .*vgg19_bn, wide_resnet18"):
+    with pytest.raises(SynflowError, match=r"no model 'vgg12'; choose from conv, fc, .*vgg19_bn, vit, wide_resnet18"):
         build("vgg12")
 
 

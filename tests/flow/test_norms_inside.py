@@ -1,0 +1,119 @@
+"""Norms inside the flow: batch norms divide by the mean flow of their tensor, in networks that are no chains."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import synflow
+from synflow.engine.thresholds import EVERYTHING_ON, using
+from synflow.experiments.methods import balanced_norms
+from synflow.flow.measure import measure
+from synflow.flow.passes import PassOptions
+from synflow.models.built_in import Residual, build
+from synflow.network.private_copy import open_network
+
+NORMS = PassOptions(norms=True)
+
+
+def branched():
+    """x -> relu(norm(A norm(B x)) + norm(C x)) -> D, as linear layers in float64."""
+    torch.manual_seed(0)
+    branch = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 6), nn.BatchNorm1d(6))
+    shortcut = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+    model = nn.Sequential(Residual(branch, shortcut), nn.Linear(6, 3)).double()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.uniform_(module.weight, -2, 2)
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    return model, torch.ones(1, 5, dtype=torch.float64)
+
+
+def test_flow_and_scores_by_the_formula():
+    model, example = branched()
+    named = dict(model.named_parameters())
+    b, a, c, d = (
+        np.abs(named[name].detach().numpy())
+        for name in ("0.branch.0.weight", "0.branch.2.weight", "0.shortcut.0.weight", "1.weight")
+    )
+    gains = [np.abs(named[f"0.{name}.weight"].detach().numpy()) for name in ("branch.1", "branch.3", "shortcut.1")]
+    ones = np.ones(5)
+    first = b @ ones
+    inner = gains[0] * first / first.mean()
+    second = a @ inner
+    left = gains[1] * second / second.mean()
+    third = c @ ones
+    right = gains[2] * third / third.mean()
+    out = d.sum(0)  # dR/d(left + right)
+    flow = out @ (left + right)
+    to_a = out * gains[1] / second.mean()
+    to_b = (to_a @ a) * gains[0] / first.mean()
+    scores = {
+        "1.weight": d * (left + right)[None, :],
+        "0.branch.2.weight": to_a[:, None] * a * inner[None, :],
+        "0.branch.0.weight": to_b[:, None] * b * ones[None, :],
+        "0.shortcut.0.weight": (out * gains[2] / third.mean())[:, None] * c * ones[None, :],
+    }
+    found = measure(open_network(model, example), options=NORMS)
+    assert found.value * 2.0**found.exponent == pytest.approx(flow, rel=1e-12)
+    for name, score in scores.items():
+        np.testing.assert_allclose(found.scores[name].numpy() * 2.0**found.exponent, score, rtol=1e-12)
+
+
+def small(name):
+    torch.manual_seed(1)
+    return build(name, width=0.25, input_shape=(3, 16, 16)).double(), torch.ones(1, 3, 16, 16, dtype=torch.float64)
+
+
+def pruned(model, example, **how):
+    return synflow.prune(model, example, compression=10, score=balanced_norms, steps=8, **how)
+
+
+def different(one, other):
+    return sum(int((one[name] != other[name]).sum()) for name in one)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "mobilenet"])
+def test_engines_choose_the_same_weights_and_scales_before_norms_do_not_matter(name):
+    model, example = small(name)
+    plain = pruned(model, example, engine="plain")
+    with using(EVERYTHING_ON):
+        fast = pruned(model, example)
+    assert different(plain, fast) == 0
+    assert "fallbacks" not in fast.about
+    without = synflow.prune(model, example, compression=10, score="balanced", steps=8)
+    assert different(fast, without) > 0
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):  # each has a batch norm behind it
+            module.weight.data.mul_(float(torch.rand(())) * 8 + 0.1)
+    assert different(fast, pruned(model, example)) == 0
+
+
+def test_chains_keep_the_masks_of_the_paper():
+    model, example = small("vgg11_bn")
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    paper = synflow.prune(model, example, compression=10, steps=8)
+    assert different(paper, pruned(model, example)) == 0
+
+
+def test_shifts_and_batch_norms_without_statistics():
+    model, example = branched()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.uniform_(module.bias, 0.1, 1)
+    network = open_network(model, example)
+    with_shifts = measure(network, options=NORMS)
+    without = measure(network, options=PassOptions(norms=True, shifts=False))
+    assert with_shifts.had_shifts
+    assert with_shifts.bent
+    assert with_shifts.log2 > without.log2
+    bare = nn.Sequential(
+        Residual(nn.BatchNorm1d(5, track_running_stats=False), nn.Identity()), nn.Linear(5, 2, bias=False)
+    )
+    found = measure(open_network(bare.double(), example), options=NORMS)
+    expected = 2 * float(bare[1].weight.detach().abs().sum())  # the branch has a mean flow of one, as x has
+    assert found.value * 2.0**found.exponent == pytest.approx(expected, rel=1e-12)
