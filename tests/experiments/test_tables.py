@@ -42,6 +42,10 @@ def test_a_table_holds_what_figures_need(runs, tmp_path):
     assert list(made) == ["past", "sceptic"]
     page = (tmp_path / "figures" / "past.md").read_text()
     assert "smoke scale" in page
+    with open(tmp_path / "figures" / "past.md", "a") as file:
+        file.write("\n## In words\n\nIt works.\n")
+    redraw(tmp_path / "data", tmp_path / "figures", ["past"])
+    assert (tmp_path / "figures" / "past.md").read_text() == page + "\n## In words\n\nIt works.\n"
     assert "±" in page
 
 

@@ -20,6 +20,8 @@ from .tables import read_tables
 
 __all__ = ["configs_of", "draw", "redraw", "reproduce", "stored"]
 
+IN_WORDS = "\n## In words\n"
+
 
 def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None) -> list[Config]:
     """The runs of an experiment at a scale, with other settings where given.
@@ -90,8 +92,16 @@ def draw(
         )
     drawing = EXPERIMENTS[name].draw(results, out, scale)
     notes = (*drawing.notes, *([f"{missing} of {len(configs)} runs are missing"] if missing else []))
-    write_bytes(out / f"{name}.md", _page(name, scale, results, drawing, notes, settings or {}, command).encode())
+    page = out / f"{name}.md"
+    text = _page(name, scale, results, drawing, notes, settings or {}, command) + _written_by_hand(page)
+    write_bytes(page, text.encode())
     return Drawing((*drawing.paths, out / f"{name}.md"), drawing.table, notes)
+
+
+def _written_by_hand(page: Path) -> str:
+    """What a person has written on a page, from the heading IN_WORDS on: it stays when the page is made again."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return text[text.index(IN_WORDS) :] if IN_WORDS in text else ""
 
 
 def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> dict[str, Drawing]:
