@@ -6,22 +6,22 @@ At equal stored weights, equal operations, equal parameters in memory, equal sec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..configs import Config, configured
-from ..recipes import Recipe
 from ..sweeps import unique
 from .accuracy import Results
 from .drawing import Drawing
-from .small import training_base
+from .small import full_width_base
+from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, save
 from .uncertainty import interval
 
 __all__ = ["configs", "draw", "front"]
 
 SPARSE: dict[str, dict[str, Any]] = {
+    "balanced": {"method": "balanced"},
     "SynFlow": {"method": "synflow"},
     "random, ERK densities": {"method": "random", "scope": "erk"},
     "magnitude": {"method": "magnitude"},
@@ -31,25 +31,38 @@ AXES = {
     "kept": "stored weights", "flops": "operations of a forward pass", "parameters": "parameters in memory",
     "train_seconds": "seconds of training",
 }  # fmt: skip
-# Compressions as powers of ten, and widths of dense networks whose weights and operations span the same range.
-EXPONENTS = {"smoke": (1.0, 1.5), "laptop": (3.5, 3.0, 2.5), "paper": (1.5, 2.0, 2.5, 3.0, 3.5)}
-WIDTHS = {
-    "smoke": (0.125, 0.25), "laptop": (0.03125, 0.0625, 0.125, 0.1875),
-    "paper": (0.03125, 0.0625, 0.125, 0.1875, 0.25, 0.375),
+# For each network compressions, and widths of dense ones whose weights and operations span the same range. VGG-11 is a
+# chain, where `balanced` is SynFlow.
+CHAIN = ("SynFlow", "random, ERK densities", "magnitude")
+Grid = dict[str, tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]]
+GRIDS: dict[str, Grid] = {
+    "smoke": {"conv": (CHAIN, (10.0, 10**1.5), (0.125, 0.25))},
+    "laptop": {
+        "vgg11_bn": (CHAIN, (10**3.5, 10**3.0, 10**2.5), (0.03125, 0.0625, 0.125, 0.1875)),
+        "resnet20": (tuple(SPARSE), (50.0, 20.0), (0.14, 0.23, 0.42)),
+    },
+    "paper": {
+        "vgg11_bn": (
+            CHAIN, (10**1.5, 10**2.0, 10**2.5, 10**3.0, 10**3.5), (0.03125, 0.0625, 0.125, 0.1875, 0.25, 0.375)
+        ),
+        "resnet20": (tuple(SPARSE), (100.0, 50.0, 20.0, 10.0), (0.14, 0.23, 0.33, 0.42, 0.6)),
+    },
 }  # fmt: skip
-# On a laptop: a tenth of the training images, all test images.
-LAPTOP = Recipe(epochs=12, batch_size=64, lr=0.1, lr_schedule="one_cycle", weight_decay=5e-4, evaluate_every=12)
 
 
 def configs(scale: str) -> list[Config]:
     """Sparse networks at several compressions and dense ones of several widths, seed by seed."""
-    base = training_base(scale)
-    if scale == "laptop":
-        base = replace(base, width=1.0, train_per_class=500, recipe=LAPTOP)
-    sparse = [{**changes, "compression": 10**x} for x in EXPONENTS[scale] for changes in SPARSE.values()]
-    dense = [{"method": "dense", "width": width} for width in WIDTHS[scale]]
+    base = full_width_base(scale)
     seeds = (0,) if scale == "smoke" else (0, 1, 2)
-    return unique(configured(base, **changes, seed=seed) for seed in seeds for changes in (*dense, *sparse))
+    return unique(
+        configured(base, model=model, **changes, seed=seed)
+        for model, (names, compressions, widths) in GRIDS[scale].items()
+        for seed in seeds
+        for changes in (
+            *({"method": "dense", "width": width} for width in widths),
+            *({**SPARSE[name], "compression": compression} for compression in compressions for name in names),
+        )
+    )
 
 
 def label(config: Mapping[str, Any]) -> str:
@@ -72,28 +85,24 @@ def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
-    """Accuracy against four costs; lines are Pareto fronts over compressions or widths."""
+    """Accuracy against four costs, a row for each network; lines are Pareto fronts over compressions or widths."""
     del scale
-    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
     for result in results:
         config = result["config"]
         name = label(config)
-        groups.setdefault((name, config["width"] if name == DENSE else config["compression"]), []).append(result)
-    table = [_row(name, size, group) for (name, size), group in groups.items()]
-    with canvas(1, len(AXES), width=3.3, height=3.2) as (figure, axes):
-        for panel, (key, said) in zip(axes[0], AXES.items(), strict=True):
-            for colour, name in zip(PALETTE, (*SPARSE, DENSE), strict=False):
-                means = [
-                    (_mean(group, key), _mean(group, "top1")) for (curve, _), group in groups.items() if curve == name
-                ]
-                single = [
-                    (r["outcome"][key], r["outcome"]["top1"]) for (n, _), g in groups.items() if n == name for r in g
-                ]
-                panel.scatter(*zip(*single, strict=True), s=9, color=colour, alpha=0.5) if single else None
-                if means:
-                    panel.plot(*zip(*front(means), strict=True), color=colour, marker="o", label=name)
-            panel.set(xscale="log", xlabel=said, ylabel="top-1 accuracy (%)")
-        axes[0][0].legend(fontsize=7)
+        size = config["width"] if name == DENSE else config["compression"]
+        groups.setdefault((config["model"], name, size), []).append(result)
+    table = [_row(*key, group) for key, group in groups.items()]
+    models = list(dict.fromkeys(model for model, _, _ in groups))
+    with canvas(len(models), len(AXES), width=3.3, height=3.2) as (figure, axes):
+        for model, row in zip(models, axes, strict=True):
+            for panel, (key, said) in zip(row, AXES.items(), strict=True):
+                for colour, name in zip(PALETTE, (*SPARSE, DENSE), strict=False):
+                    _curve(panel, [g for k, g in groups.items() if k[:2] == (model, name)], key, name, colour)
+                panel.set(xscale="log", xlabel=said, ylabel="top-1 accuracy (%)")
+            row[0].set_title(NAMES.get(model, model))
+            row[0].legend(fontsize=7)
         paths = save(figure, folder, "sceptic")
     notes = (
         "operations and parameters are those of the compact network, zeros inside its layers included",
@@ -104,14 +113,25 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
     return Drawing(tuple(paths), table, notes)
 
 
+def _curve(panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str, colour: str) -> None:
+    """Single runs as dots, and the front of their means over seeds."""
+    if not found:
+        return
+    single = [(result["outcome"][key], result["outcome"]["top1"]) for group in found for result in group]
+    panel.scatter(*zip(*single, strict=True), s=9, color=colour, alpha=0.5)
+    means = [(_mean(group, key), _mean(group, "top1")) for group in found]
+    panel.plot(*zip(*front(means), strict=True), color=colour, marker="o", label=name)
+
+
 def _mean(group: list[Mapping[str, Any]], key: str) -> float:
     return sum(float(result["outcome"][key]) for result in group) / len(group)
 
 
-def _row(name: str, size: float, group: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(model: str, name: str, size: float, group: list[Mapping[str, Any]]) -> dict[str, Any]:
     sized = f"width {size:g}" if name == DENSE else f"compression {size:,.0f}"
     dead = "" if all(result["outcome"].get("connected", True) for result in group) else " †"
-    row: dict[str, Any] = {"network": f"{name}, {sized}", "top-1 (%)": interval(group) + dead}
+    row: dict[str, Any] = {"network": NAMES.get(model, model), "form": f"{name}, {sized}"}
+    row["top-1 (%)"] = interval(group) + dead
     for key, said in AXES.items():
         row[said] = f"{_mean(group, key):,.0f}"
     return row

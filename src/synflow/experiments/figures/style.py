@@ -33,6 +33,7 @@ PALETTE = (
     "#000000",
     "#8C564B",
 )
+NETWORKS = {"resnet20": "ResNet-20", "vit": "small ViT", "vgg11_bn": "VGG-11", "mobilenet": "MobileNet-like"}
 MARKERS = {"random": "s", "magnitude": "^", "snip": "D", "grasp": "v", "synflow": "o"}
 LABELS = {
     "random": "Random", "magnitude": "Magnitude", "snip": "SNIP", "grasp": "GraSP", "synflow": "SynFlow",

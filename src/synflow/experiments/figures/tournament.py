@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 from synflow import SCORES
 
 from ..configs import Config, configured
-from ..recipes import Recipe
 from ..sweeps import unique
 from .accuracy import Results
 from .drawing import Drawing
-from .small import training_base
+from .small import full_width_base
+from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, save
 from .uncertainty import interval
 
@@ -67,20 +66,15 @@ PAPER: Stages = tuple(
     for compression in EVERYWHERE
 )
 SMOKE: Stages = (("conv", 10.0, ("balanced", "SynFlow", "random, ERK densities")), ("conv", 1.0, ("dense",)))
-# On a laptop: a tenth of the training images, all test images.
-SMALL = Recipe(epochs=12, batch_size=64, lr=0.1, lr_schedule="one_cycle", weight_decay=5e-4, evaluate_every=12)
 # Networks that sparse loops do not serve train slower: fewer epochs.
 FEWER = {"epochs": 8, "evaluate_every": 8}
 # Transformers learn little from plain momentum.
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3, "lr_schedule": "one_cycle", "weight_decay": 0.0}
-NAMES = {"resnet20": "ResNet-20", "vit": "small ViT", "vgg11_bn": "VGG-11", "mobilenet": "MobileNet-like"}
 
 
 def configs(scale: str) -> list[Config]:
     """The runs of a scale, stage by stage, seed by seed; a score takes part as soon as it is in the table."""
-    base = training_base(scale)
-    if scale == "laptop":
-        base = replace(base, width=1.0, train_per_class=500, recipe=SMALL)
+    base = full_width_base(scale)
     stages = {"smoke": SMOKE, "laptop": LAPTOP}.get(scale, PAPER)
     fewer = FEWER if scale == "laptop" else {}
     return unique(_runs(base, stages, (0,) if scale == "smoke" else (0, 1, 2), fewer))
