@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import AbstractContextManager
 
 import pytest
@@ -62,8 +63,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("layout", [strided, channels_last])
-@pytest.mark.parametrize("scope", sorted(synflow.SCOPES))
-@pytest.mark.parametrize("score", sorted(synflow.SCORES))
+@pytest.mark.parametrize(("score", "scope"), [*zip(sorted(synflow.SCORES), itertools.cycle(synflow.SCOPES))])
 def test_the_order_in_memory_does_not_matter(layout, scope: str, score: str) -> None:
     model, example = network()
     data = [(torch.randn(4, 3, 12, 12, dtype=torch.float64), torch.randint(4, (4,)))]

@@ -8,6 +8,7 @@ from torch import nn
 
 import synflow
 from checks import Function, mlp, untouched
+from synflow.pruning.scores import traits_of
 
 X = torch.zeros(1, 4)
 DATA = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2]))]
@@ -107,7 +108,7 @@ def test_an_error_inside_the_model_is_chained():
     )
 
 
-@pytest.mark.parametrize("score", ["snip", "grasp", "skeletonization", "taylor_fo", "obd", "force"])
+@pytest.mark.parametrize("score", [name for name, score in synflow.SCORES.items() if traits_of(score).needs_data])
 def test_data_missing(score):
     refuse(rf"score '{score}' needs data; pass data=\[\(inputs, targets\), \.\.\.\].*data-free score", score=score)
 
@@ -141,7 +142,7 @@ def test_data_with_a_loss_that_is_not_finite():
 def test_unknown_names_list_the_choices():
     refuse("no score 'synflo'; choose from balanced, force, grasp, .*synflow_l2, taylor_fo", score="synflo")
     refuse("no schedule 'cosine'; choose from certified, exponential, linear, linear_density", schedule="cosine")
-    refuse("no scope 'local'; choose from erk, global, layer, uniform", scope="local")
+    refuse("no scope 'local'; choose from er, erk, global, igq, layer, smart, uniform", scope="local")
     refuse("no score 3; choose from", score=3)
 
 

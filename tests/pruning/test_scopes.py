@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import family_reference
 import reference
 from checks import arrays, kept, nested
 from synflow import SCOPES, SynflowError
@@ -164,6 +165,32 @@ def test_erk_against_its_formula(density):
         assert number == pytest.approx(max(1, expected[name] * math.prod(SHAPES[name])), abs=1.01), name
 
 
+@pytest.mark.parametrize("density", [0.9, 0.5, 0.2, 0.1])
+@pytest.mark.parametrize("name", ["er", "igq", "smart"])
+def test_densities_against_their_formulas(name, density):
+    scores, ones = tensors()
+    keep = round(TOTAL * density)
+    expected = getattr(family_reference, f"{name}_densities")(SHAPES, keep / TOTAL)
+    found = counts_of(SCOPES[name](scores, ones, keep))
+    assert sum(found.values()) == keep
+    for layer, number in found.items():
+        assert number == pytest.approx(max(1, expected[layer] * math.prod(SHAPES[layer])), abs=1.01), layer
+
+
+@pytest.mark.parametrize("scope", sorted(set(SCOPES) - {"global"}))
+def test_what_must_stay_stays_whatever_the_densities(scope):
+    """A guard marks weights by infinite scores; a layer with more of them than its share keeps them all."""
+    scores, ones = tensors()
+    scores["last"][:] = math.inf
+    scores["wide"][:2] = math.inf
+    found = SCOPES[scope](scores, ones, 80)
+    assert kept(found) == 80
+    assert found["last"].all()
+    assert found["wide"][:2].all()
+    assert all(mask.any() for mask in found.values())
+    assert kept(SCOPES[scope](scores, ones, 20)) == 20  # too few for all of them
+
+
 def test_uniform_keeps_the_first_layer_dense_where_that_fits():
     scores, ones = tensors()
     found = counts_of(uniform_scope(scores, ones, 200))
@@ -188,4 +215,4 @@ def test_scopes_continue_from_masks():
 
 
 def test_names_of_scopes():
-    assert set(SCOPES) == {"global", "layer", "uniform", "erk"}
+    assert set(SCOPES) == {"global", "layer", "uniform", "er", "erk", "igq", "smart"}

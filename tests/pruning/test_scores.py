@@ -1,6 +1,7 @@
 """Each score against its slow twin, in double precision."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,16 +35,36 @@ def close(found, expected):
 def test_names():
     assert set(SCORES) == {
         "balanced", "random", "magnitude", "snip", "grasp", "synflow", "skeletonization", "taylor_fo", "obd", "force",
-        "synflow_l2",
+        "synflow_l2", "lamp", "phew", "ntk_sap", "px", "prospr",
     }  # fmt: skip
     traits = {name: traits_of(score) for name, score in SCORES.items()}
     assert {name for name, row in traits.items() if row.flow_power} == {"balanced", "synflow", "synflow_l2"}
     assert {name for name, row in traits.items() if row.revives} == {"force"}
     assert {name: row.steps for name, row in traits.items() if row.steps > 1} == {
-        "balanced": 100, "synflow": 100, "synflow_l2": 100, "force": 10,
+        "balanced": 100, "synflow": 100, "synflow_l2": 100, "force": 10, "ntk_sap": 100, "px": 100,
     }  # fmt: skip
     free = {name for name, row in traits.items() if not row.needs_data}
-    assert free == {"balanced", "synflow", "synflow_l2", "magnitude", "random"}
+    assert free == {"balanced", "synflow", "synflow_l2", "magnitude", "random", "lamp", "phew", "ntk_sap"}
+
+
+def test_a_score_of_ones_own_in_the_table_is_like_any_other(monkeypatch):
+    """A row is all it takes: no data, one step, exact counts; with traits, what they say."""
+    from synflow.pruning.scores import traits
+
+    model = mlp(8, 20, 5)
+    monkeypatch.setitem(SCORES, "mine", lambda network, masks=None: {n: -w.abs() for n, w in network.weights.items()})
+    monkeypatch.setitem(SCORES, "partial", partial(snip, training=False))
+    masks = synflow.prune(model, torch.zeros(1, 8), compression=4, score="mine")
+    assert (kept(masks), masks.about["method"], masks.about["steps"]) == (65, "mine", 1)
+    assert same(masks, synflow.prune(model, torch.zeros(1, 8), compression=4, score=SCORES["mine"]))
+    with pytest.raises(synflow.SynflowError, match="'partial' needs data"):
+        synflow.prune(model, torch.zeros(1, 8), compression=4, score="partial")
+    data = [(torch.randn(4, 8), torch.randint(5, (4,)))]
+    assert kept(synflow.prune(model, torch.zeros(1, 8), compression=4, score="partial", data=data)) == 65
+    monkeypatch.setitem(SCORES, "mine", traits(needs_data=True, steps=3)(lambda network, masks=None: network.weights))
+    with pytest.raises(synflow.SynflowError, match="'mine' needs data"):
+        synflow.prune(model, torch.zeros(1, 8), compression=4, score="mine")
+    assert synflow.prune(model, torch.zeros(1, 8), compression=4, score="mine", data=data).about["steps"] == 3
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -170,7 +191,8 @@ def test_force_sees_the_pruned_network_but_all_the_weights(case):
     assert any(bool((found[name][~masks[name]] > 0).any()) for name in NAMES)
 
 
-@pytest.mark.parametrize("name", sorted(set(SCORES) - {"random", "force"}))
+# NTK-SAP draws new weights from all old ones, and in ProsPr a weight that is zero takes part in the training.
+@pytest.mark.parametrize("name", sorted(set(SCORES) - {"random", "force", "ntk_sap", "prospr"}))
 def test_masked_weights_score_zero_and_do_not_take_part(case, name):
     model, data = case
     masks = {key: torch.rand_like(model.get_parameter(key)) > 0.4 for key in NAMES}
@@ -205,7 +227,7 @@ def test_random_scores_come_from_the_seed_alone():
 def test_the_seed_decides_nothing_but_probes_and_dropout(case, name):
     model, data = case
     one, two = (synflow.score(model, torch.zeros(1, 4), name, data, seed=seed) for seed in (1, 2))
-    assert same(one, two) == (name != "obd")
+    assert same(one, two) == (name not in ("obd", "phew", "ntk_sap"))
 
 
 def test_only_force_revives(case):

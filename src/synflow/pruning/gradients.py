@@ -49,6 +49,32 @@ def hessian_products(
     return total
 
 
+@restoring
+def meta_gradients(
+    network: Network, masks: Weights | None, *, training: bool, steps: int, lr: float, momentum: float
+) -> dict[str, Tensor]:
+    """dL(w_K)/dw_0: the loss after K steps of SGD, by the weights before them; each step takes the next batch.
+
+    Only the prunable weights take steps; biases and norms stay as they are.
+    """
+    number, total = len(network.batches), dict[str, Tensor]()
+    with isolated(network.seed, network.device), sdpa_kernel(SDPBackend.MATH), EconomicalNorms():
+        leaves = leaves_in_place(network, masks, training)
+        weights, speed = leaves, dict[str, Tensor]()
+        for step in range(steps):
+            loss = _seeded_loss(network, step % number)
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
+            for name, slope in zip(leaves, slopes, strict=True):
+                if slope is not None:
+                    slope = slope if masks is None else slope * masks[name]  # a pruned weight takes no step
+                    speed[name] = slope + momentum * speed[name] if name in speed else slope
+            weights = {name: w - lr * speed[name] if name in speed else w for name, w in weights.items()}
+            network.replace(weights)
+        loss = _seeded_loss(network, steps % number)
+        _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
+    return total
+
+
 def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> tuple[Tensor | None, ...]:
     inputs = list(leaves.values())
     first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
@@ -108,30 +134,44 @@ def _losses(
     network: Network, masks: Weights | None, training: bool, temperature: float
 ) -> Generator[tuple[Tensor, dict[str, Tensor]], None, None]:
     """The loss of each batch; to be closed, so that random numbers and modes come back at once on an error."""
-    leaves = {name: value.requires_grad_() for name, value in masked_weights(network, masks).items()}
-    dtype = next(iter(leaves.values())).dtype
-    batches = network.batches
-    network.model.train(training)
-    network.replace(leaves)
-    cast_rest(network, dtype)
-    for position, (inputs, targets) in enumerate(batches):
+    leaves = leaves_in_place(network, masks, training)
+    for position in range(len(network.batches)):
         # The same random numbers (dropout) in every pass over the same batch.
         with isolated(network.seed + position, network.device):
-            outputs = network.call(pytree.tree_map(lambda leaf: _to(leaf, dtype), inputs))
-            if temperature != 1.0:
-                outputs = pytree.tree_map(lambda leaf: _scale(leaf, temperature), outputs)
-            loss = network.loss(outputs, targets)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
-            if not bool(torch.isfinite(loss)):
-                raise SynflowError(
-                    f"the loss is {float(loss.detach())} on batch {position} of {len(batches)}; check that the data "
-                    "is finite and that the targets fit the loss"
-                )
-            if not loss.requires_grad:
-                raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
-            yield loss.reshape(()), leaves
-            del outputs, loss
+            yield _loss(network, position, temperature), leaves
+
+
+def leaves_in_place(network: Network, masks: Weights | None, training: bool) -> dict[str, Tensor]:
+    """The masked weights to differentiate by, in place; the rest of the copy in the same precision, in this mode."""
+    leaves = {name: value.requires_grad_() for name, value in masked_weights(network, masks).items()}
+    network.model.train(training)
+    network.replace(leaves)
+    cast_rest(network, next(iter(leaves.values())).dtype)
+    return leaves
+
+
+def _seeded_loss(network: Network, position: int) -> Tensor:
+    with isolated(network.seed + position, network.device):
+        return _loss(network, position)
+
+
+def _loss(network: Network, position: int, temperature: float = 1.0) -> Tensor:
+    """The loss of a batch at the weights that are in place, checked."""
+    (inputs, targets), number = network.batches[position], len(network.batches)
+    outputs = network.call(to_precision(inputs, network))
+    if temperature != 1.0:
+        outputs = pytree.tree_map(lambda leaf: _scale(leaf, temperature), outputs)
+    loss = network.loss(outputs, targets)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
+    if not bool(torch.isfinite(loss)):
+        raise SynflowError(
+            f"the loss is {float(loss.detach())} on batch {position} of {number}; check that the data "
+            "is finite and that the targets fit the loss"
+        )
+    if not loss.requires_grad:
+        raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
+    return loss.reshape(())
 
 
 def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor | None, ...]) -> None:
@@ -142,8 +182,13 @@ def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor |
             total[name].add_(gradient.detach())
 
 
-def _to(leaf: object, dtype: torch.dtype) -> object:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def to_precision(tree: Any, network: Network) -> Any:
+    """Inputs in the precision in which gradients are computed: that of the weights, at least single."""
+    wide = next(iter(network.weights.values())).dtype == torch.float64
+    dtype = torch.float64 if wide else torch.float32
+    return pytree.tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
+    )
 
 
 def _scale(leaf: object, temperature: float) -> object:

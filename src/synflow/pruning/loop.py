@@ -80,7 +80,7 @@ def score(
     tensor([[3., 3.]])
     """
     function: Score = choose("score", score, SCORES)
-    network = open_for(model, example, function, select, protect, data, loss, seed)
+    network = open_for(model, example, score, select, protect, data, loss, seed)
     given = None if masks is None else full_masks(masks, network.weights)
     return function(network, given)
 

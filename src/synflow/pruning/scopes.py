@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import SynflowError
 from ..support.ranking import keep_best
+
+# Bisections until a factor is exact in double precision.
+BISECTIONS = 200
+# Smart ratio: the density of the last layer, as in its authors' experiments.
+LAST_LAYER = 0.3
 
 Scope: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], "dict[str, Tensor]"]
 
@@ -21,76 +28,96 @@ def global_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor],
 
 def layer_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
     """The same density in each layer, the best weights within it."""
-    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
-    return _by_counts(scores, candidates, keep, sizes)
+    return _by_shares(scores, candidates, keep, _sizes(candidates))
 
 
 def uniform_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
     """The first layer dense and the same density in all others, as in RigL; where that is too many, as `layer`."""
-    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
+    sizes = _sizes(candidates)
     first, rest = sizes[0], sizes[1:].sum()
     if len(sizes) > 1 and keep >= first + len(sizes) - 1:
         sizes[1:] *= (keep - first) / rest
-    return _by_counts(scores, candidates, keep, sizes)
+    return _by_shares(scores, candidates, keep, sizes)
+
+
+def er_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """Erdos-Renyi: density proportional to (inputs + outputs) / (inputs * outputs), at most one."""
+    ends = [tuple(mask.shape[:2]) or (1,) for mask in candidates.values()]
+    raw = np.array([sum(pair) / math.prod(pair) for pair in ends])
+    return _by_shares(scores, candidates, keep, raw * _sizes(candidates))
 
 
 def erk_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
-    """Erdos-Renyi-kernel: a layer's density in proportion to (sum of its dimensions) / (product), at most one."""
-    shapes = [tuple(mask.shape) for mask in candidates.values()]
-    sizes = np.array([mask.numel() for mask in candidates.values()], dtype=float)
-    raw = np.array([sum(shape) / np.prod(shape) if shape else 1.0 for shape in shapes])
-    dense = np.zeros(len(sizes), dtype=bool)
-    while True:
-        # Layers that would exceed density one are dense; what they leave is shared among the others.
-        open_weight = float((raw * sizes)[~dense].sum())
-        factor = (keep - sizes[dense].sum()) / open_weight if open_weight else 0.0
-        over = ~dense & (raw * factor > 1)
-        if not over.any():
-            break
-        dense |= over
-    return _by_counts(scores, candidates, keep, np.where(dense, sizes, raw * sizes * max(factor, 0.0)))
+    """Erdos-Renyi-kernel: density proportional to (sum of all dimensions) / (product), at most one."""
+    return _by_shares(scores, candidates, keep, np.array([float(sum(m.shape) or 1) for m in candidates.values()]))
+
+
+def igq_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """Ideal gas quotas: a layer of n weights has the density 1 / (1 + F n), with one F for the network."""
+    sizes = _sizes(candidates)
+    low, high = 0.0, float(len(sizes))  # with the upper one less than one weight stays in all
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (sizes / (1 + middle * sizes)).sum() > keep else (low, middle)
+    return _by_shares(scores, candidates, keep, sizes / (1 + high * sizes))
+
+
+def smart_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
+    """Smart ratio: density falls with depth as k^2 + k, k = L, L - 1, ...; the last layer has 30% (or half of all)."""
+    sizes = _sizes(candidates)
+    steps = np.arange(len(sizes), 0, -1.0)
+    shares = (steps**2 + steps) * sizes
+    shares[-1] = min(LAST_LAYER * sizes[-1], keep / 2)
+    others = sizes[:-1]
+    if keep - shares[-1] <= others.sum():
+        shares[:-1] = _filled(shares[:-1], 0 * others, others, keep - shares[-1])
+    return _by_shares(scores, candidates, keep, shares)
 
 
 SCOPES: dict[str, Scope] = {
     "global": global_scope,
     "layer": layer_scope,
     "uniform": uniform_scope,
+    "er": er_scope,
     "erk": erk_scope,
+    "igq": igq_scope,
+    "smart": smart_scope,
 }
 
 
-def _by_counts(
+def _sizes(candidates: Mapping[str, Tensor]) -> np.ndarray:
+    return np.array([mask.numel() for mask in candidates.values()], dtype=float)
+
+
+def _by_shares(
     scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int, shares: np.ndarray
 ) -> dict[str, Tensor]:
-    """Keep the best within each layer, layer counts in proportion to the shares."""
+    """Keep the best within each layer, layer counts in proportion to the shares; infinite scores stay in any case."""
     limits = np.array([int(mask.sum()) for mask in candidates.values()])
-    counts = apportion(shares, limits, keep)
+    must = [int((torch.isposinf(scores[name]) & mask).sum()) for name, mask in candidates.items()]
+    counts = apportion(shares, limits, keep, np.array(must))
     kept = {}
     for (name, mask), number in zip(candidates.items(), counts, strict=True):
         kept.update(keep_best({name: scores[name]}, {name: mask}, int(number)))
     return kept
 
 
-def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
+def apportion(shares: np.ndarray, limits: np.ndarray, total: int, must: np.ndarray | None = None) -> np.ndarray:
     """Whole numbers in proportion to the shares, at most the limits, that sum to the total exactly.
 
-    Largest remainders; as long as the total allows, no layer is left without a weight.
+    Largest remainders; as long as the total allows, each layer has what it must have, and no layer is left empty.
 
     >>> apportion(np.array([5.0, 3.0, 0.1]), np.array([9, 9, 9]), 8)
     array([4, 3, 1])
     """
     if total > limits.sum():
         raise SynflowError(f"{total} weights are to stay but only {int(limits.sum())} are left")
-    least = np.minimum(limits, 1) if total >= np.count_nonzero(limits) else np.zeros_like(limits)
-    low, high = 0.0, float(total) / max(float(shares[shares > 0].min(initial=1.0)), 1e-300)
-    for _ in range(200):
-        # Scale the shares so that, after the limits, they sum to the total.
-        middle = (low + high) / 2
-        if np.clip(shares * middle, least, limits).sum() < total:
-            low = middle
-        else:
-            high = middle
-    ideal = np.clip(shares * low, least, limits)
+    least = np.minimum(limits, 1)
+    if must is not None and np.maximum(least, must).sum() <= total:
+        least = np.maximum(least, must)
+    elif total < least.sum():
+        least = np.zeros_like(limits)
+    ideal = _filled(shares, least, limits, total)
     counts: np.ndarray = np.maximum(np.floor(ideal + 1e-9).astype(np.int64), least)
     order = np.argsort(-(ideal - counts), kind="stable")
     while counts.sum() != total:
@@ -102,3 +129,13 @@ def apportion(shares: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
         )
         counts[room[: abs(missing)]] += 1 if missing > 0 else -1
     return counts
+
+
+def _filled(shares: np.ndarray, least: np.ndarray, limits: np.ndarray, total: float) -> np.ndarray:
+    """Shares times one factor, cut to the limits, that sum to the total."""
+    low, high = 0.0, float(total) / max(float(shares[shares > 0].min(initial=1.0)), 1e-300)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.clip(shares * middle, least, limits).sum() < total else (low, middle)
+    filled: np.ndarray = np.clip(shares * low, least, limits)
+    return filled

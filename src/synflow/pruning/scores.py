@@ -17,7 +17,10 @@ from ..flow.passes import PassOptions
 from ..flow.paths import cuts, has_branches
 from ..network.private_copy import Network
 from .engine import balancing
-from .gradients import hessian_products, loss_gradients, masked_weights
+from .gradients import hessian_products, loss_gradients, masked_weights, meta_gradients
+from .path_exclusion import path_saliency
+from .random_walks import first_visits
+from .tangent_kernel import kernel_saliency
 
 Scores: TypeAlias = "dict[str, Tensor]"
 Score: TypeAlias = Callable[[Network, "Mapping[str, Tensor] | None"], Scores]
@@ -89,6 +92,45 @@ def shares(network: Network, masks: Mapping[str, Tensor] | None, norms: bool) ->
 def magnitude(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
     """|w|."""
     return {name: weight.abs() for name, weight in masked_weights(network, masks).items()}
+
+
+def lamp(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
+    """w^2 / (sum of v^2 over the weights v of its layer that are no smaller): magnitude, comparable between layers."""
+    scores = {}
+    for name, weight in masked_weights(network, masks).items():
+        squares, order = torch.sort(weight.flatten().to(torch.float64).square(), descending=True, stable=True)
+        shares = squares / squares.cumsum(0).clamp_min(torch.finfo(torch.float64).tiny)
+        scores[name] = torch.empty_like(shares).scatter_(0, order, shares).view(weight.shape)
+    return scores
+
+
+def phew(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
+    """One over the number of random walks, biased by |w|, until one from end to end has passed the weight."""
+    return {name: time.reciprocal() for name, time in first_visits(network, masks).items()}
+
+
+@traits(steps=100)
+def ntk_sap(
+    network: Network, masks: Mapping[str, Tensor] | None = None, *, draws: int = 1, deviation: float = 0.01
+) -> Scores:
+    """|d/dm E|f(w m) - f((w + dw) m)|^2|: the trace of the tangent kernel at new random weights, on random inputs."""
+    return kernel_saliency(network, masks, draws, deviation)
+
+
+@traits(needs_data=True, steps=100)
+def px(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
+    """w^2 dR/dw^2, R = the flow of squared weights, outputs weighted by the data that active paths bring them."""
+    return path_saliency(network, masks)
+
+
+@traits(needs_data=True)
+def prospr(
+    network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True, steps: int = 3,
+    lr: float = 0.5, momentum: float = 0.9,
+) -> Scores:  # fmt: skip
+    """|dL(w_K)/dw_0 * w_0|: how much the loss after K steps of training depends on a weight being there."""
+    gradients = meta_gradients(network, masks, training=training, steps=steps, lr=lr, momentum=momentum)
+    return {name: value.abs() for name, value in _times_weights(network, masks, gradients).items()}
 
 
 def random(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
@@ -167,8 +209,13 @@ SCORES: dict[str, Score] = {
     "balanced": balanced,
     "force": force,
     "grasp": grasp,
+    "lamp": lamp,
     "magnitude": magnitude,
+    "ntk_sap": ntk_sap,
     "obd": obd,
+    "phew": phew,
+    "prospr": prospr,
+    "px": px,
     "random": random,
     "skeletonization": skeletonization,
     "snip": snip,

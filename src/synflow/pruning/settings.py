@@ -136,7 +136,7 @@ def checked_run(
             f"got {score!r}; choose another schedule for it"
         )
     target = _target_density(compression, density)
-    network = open_for(model, example, function, select, protect, data, loss, seed)
+    network = open_for(model, example, score, select, protect, data, loss, seed)
     start = full_masks(attached(model) or None if masks is None else masks, network.weights)
     keep = round(network.size * target)
     _check_target(network, keep, count(start), target)
@@ -181,11 +181,11 @@ def with_settings(door: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable
 
 
 def open_for(
-    model: nn.Module, example: Any, function: Score, select: Select, protect: str | Iterable[str],
+    model: nn.Module, example: Any, score: str | Score, select: Select, protect: str | Iterable[str],
     data: Iterable[Batch] | None, loss: Loss, seed: int,
 ) -> Network:  # fmt: skip
     """Open a network for a score, so that errors name it."""
-    name = f"score {_name(function)!r}"
+    name = f"score {_name(score)!r}"
     return open_network(
         model, example, select=select, protect=protect, data=data, loss=loss, seed=seed, score_name=name
     )
