@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import SynflowError
 from ..flow.dispatch import active_mode
 from ..flow.measure import absolute, measure
-from ..flow.passes import WITHOUT_SHIFTS, ByRule
+from ..flow.passes import WITHOUT_SHIFTS, ByRule, PassHooks
 from ..flow.tensor import Flow, as_flow, common_exponent, scaled
 from ..network.private_copy import Network, isolated, restoring
 from ..support.private_torch import pytree
@@ -36,19 +36,22 @@ def path_saliency(network: Network, masks: Mapping[str, Tensor] | None) -> dict[
     for inputs, _ in network.batches:
         inputs = to_precision(inputs, network)
         squares = [leaf.square() for leaf in pytree.tree_leaves(inputs) if _is_floating(leaf)]
-        hooks = _PathHooks(squares, _open_activations(network, masks, inputs))
+        hooks = _PathHooks(squares, _open_activations(network, masks, inputs))  # type: ignore[abstract]
         ones = {name: (size > 0).to(size.dtype) for name, size in absolute(network, masks).items()}
         batch = dataclasses.replace(network, example=inputs)
         measure(batch, magnitudes=ones, options=WITHOUT_SHIFTS, gradients=False, hooks=hooks)
         factors = [_sum(pair) for pair in zip(factors, hooks.outputs, strict=True)] if factors else hooks.outputs
-    hooks = _PathHooks(factors=factors)
+    hooks = _PathHooks(factors=factors)  # type: ignore[abstract]
     weights = absolute(network, masks, power=2)
     measure(network, magnitudes=weights, options=WITHOUT_SHIFTS, hooks=hooks)
     return {name: weight.mul_(hooks.gradients.get(name, 0.0)) for name, weight in weights.items()}
 
 
-class _PathHooks:
-    """Feeds a flow pass with inputs and open activations, collects its outputs, or weighs them with factors."""
+class _PathHooks(PassHooks):
+    """Feeds a flow pass with inputs and open activations, collects its outputs, or weighs them.
+
+    What it does not define does nothing, as the protocol has it.
+    """
 
     def __init__(
         self, inputs: list[Tensor] | None = None, gates: Iterable[Tensor] = (), factors: list[Flow] | None = None
@@ -58,9 +61,6 @@ class _PathHooks:
         self._factors = None if factors is None else iter(factors)
         self.outputs: list[Flow] = []
         self.gradients: dict[str, Tensor] = {}
-
-    def begin(self, weights: Mapping[str, Flow]) -> None:
-        """Nothing to prepare."""
 
     def input(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Flow | None:
         """The squared inputs in the place of ones."""
@@ -84,10 +84,6 @@ class _PathHooks:
     def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Flows are in plain form."""
         return args, kwargs
-
-    def layer(self, function: Callable[..., Any], x: Flow, weight: Flow, settings: tuple[Any, ...]) -> Tensor | None:
-        """Layers are left to autograd."""
-        return None
 
     def output(self, flow: Flow) -> Flow:
         """Collect an output, summed over the batch, or weigh it."""
