@@ -228,6 +228,28 @@ def test_traced_degrees_and_unit_flows():
     assert set(found.unit_flows) == {"a.weight", "b.weight", "c.weight"}
 
 
+def test_degrees_of_biases_and_powers():
+    """A bias is a term that meets no weight; a power meets its base as often as its exponent says, rounded up."""
+    chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    found = measure(open_network(chain, X), options=PassOptions(trace=True))
+    assert [d.tolist() for d in found.degrees] == [[0, 1], [1, 1]]
+    for exponent, times in ((2, 2), (2.5, 3)):
+        model = Function(lambda self, x, exponent=exponent: self.a(x) ** exponent, a=nn.Linear(3, 2))
+        found = measure(open_network(model, X), options=PassOptions(shifts=False, trace=True))
+        assert [d.tolist() for d in found.degrees] == [[times], [times]]
+
+
+def test_sides_of_a_gate_share_the_gradient_on_request():
+    model = Function(
+        lambda self, x: self.c(self.a(x) * self.b(x)), a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)
+    ).double()
+    network = open_network(model, X)
+    usual, shared = (measure(network, options=PassOptions(shifts=False, shared=on)) for on in (False, True))
+    assert shared.value == pytest.approx(usual.value, rel=1e-14)
+    for name, factor in (("a.weight", 0.5), ("b.weight", 0.5), ("c.weight", 1.0)):
+        torch.testing.assert_close(shared.scores[name], factor * usual.scores[name])
+
+
 def test_a_weight_used_outside_its_layer_has_no_unit_flow():
     sample = ZOO["tied_autoencoder"]()
     found = measure(open_network(sample.model, sample.example), options=PassOptions(shifts=False, trace=True))

@@ -65,6 +65,28 @@ def test_a_bias_alone_is_no_path():
     assert not reach(network, masks).on_path["2.weight"].any()
 
 
+def test_one_of_two_inputs_is_enough():
+    model = Function(lambda self, x, y: self.a(x) + self.b(y), a=nn.Linear(2, 1), b=nn.Linear(2, 1))
+    network = open_network(model, (torch.zeros(1, 2), torch.zeros(1, 2)))
+    masks = {"a.weight": torch.tensor([[True, False]]), "b.weight": torch.tensor([[False, False]])}
+    assert reach(network, masks).connected
+    assert connected(network, masks)
+    masks["a.weight"][:] = False
+    assert not reach(network, masks).connected
+
+
+def test_a_learnt_query_is_no_input():
+    """A layer reads a parameter of the model: flow arrives at the output, but none of it comes from the input."""
+    model = Function(
+        lambda self, x: self.a(x) + self.b(self.query), a=nn.Linear(2, 1), b=nn.Linear(2, 1), query=torch.ones(1, 2)
+    )
+    network = open_network(model, torch.zeros(1, 2), select=["a.weight", "b.weight"])
+    masks = {"a.weight": torch.tensor([[False, False]]), "b.weight": torch.tensor([[True, True]])}
+    assert not connected(network, masks)
+    masks["a.weight"][0, 1] = True
+    assert connected(network, masks)
+
+
 def test_gates_need_both_factors():
     model = Function(lambda self, x: self.a(x) * torch.sigmoid(self.b(x)), a=nn.Linear(2, 1), b=nn.Linear(2, 1))
     network = open_network(model, torch.zeros(1, 2))

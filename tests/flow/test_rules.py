@@ -315,6 +315,9 @@ def test_a_layer_scale_that_is_zero_counts_as_one_but_a_zero_buffer_blocks():
     bias = of(model.head)["bias"]
     found = compare(model, VECTOR, lambda w, x: x + x @ w["head.weight"].T + bias)
     assert "zero everywhere counts as one" in found.notes[0]
+    model.scale.data.fill_(1e-6)
+    found = compare(model, VECTOR, lambda w, x: x + x @ w["head.weight"].T + bias)
+    assert "tiny everywhere counts as one" in found.notes[0]
     del model.scale
     model.register_buffer("scale", torch.zeros(4).double())
     compare(model, VECTOR, lambda w, x: x + 0 * w["head.weight"].sum())
@@ -497,6 +500,7 @@ def by_hand(w, x, bias, blocked=None, extra=None):
 
 
 PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
+POSITIONS = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
 
 
 @pytest.mark.parametrize(
@@ -514,10 +518,11 @@ PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
 def test_options_of_multihead_attention(call, options, blocked):
     model = randomise_biases(Attention(call, batch_first=True, **options)).double()
     bias, out = model.attention.in_proj_bias.detach().abs(), model.attention.out_proj.bias.detach().abs()
+    model.call = lambda attention, x: call(attention, x * POSITIONS)  # positions that differ: a mask tells them apart
     extra = None
     if options:
         extra = [model.attention.bias_k.detach().abs(), model.attention.bias_v.detach().abs()]
-    compare(model, SEQUENCE, lambda w, x: by_hand(w, x, bias, blocked, extra) + out)
+    compare(model, SEQUENCE, lambda w, x: by_hand(w, x * POSITIONS, bias, blocked, extra) + out)
 
 
 def test_a_bias_added_to_the_logits_of_multihead_attention_counts():

@@ -14,6 +14,9 @@ from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
 from synflow.network.private_copy import open_network
+from synflow.pruning.engine import EngineSettings
+from synflow.pruning.live_layers import LayerGuard, _ascending
+from synflow.pruning.plain_engine import PlainEngine
 from synflow.pruning.skeleton import find_skeleton
 
 
@@ -119,3 +122,24 @@ def test_a_skeleton_guards_any_score(score, compression):
     assert alive(network, held) == set(held)
     assert held.about["kept_by_guard"] == sum(int((held[name] & ~free[name]).sum()) for name in held)
     assert held.about["kept_by_guard"] <= held.about["skeleton"]
+
+
+def test_the_layer_with_the_least_flow_is_given_up_first():
+    model, example = residual()
+    for parameter in model[2].parameters():
+        parameter.data *= 0.01
+    network = open_network(model, example)
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+    engine = PlainEngine(network, whole, EngineSettings(balanced=True, cuts=cuts(network)))
+    guard, scores = LayerGuard(engine, network.size), engine.measure()
+    guard._give_up(scores)
+    assert guard.given_up == [min(scores.layer_flows, key=scores.layer_flows.get)]
+    assert guard.given_up[0].startswith("2.")
+    assert guard.needed == set(whole) - set(guard.given_up)
+
+
+def test_single_weights_are_tried_lightest_first():
+    scores = {"a": torch.tensor([3.0, 1.0, 7.0, 0.0]), "b": torch.tensor([[2.0, 9.0]])}
+    masks = {"a": torch.tensor([True, True, True, False]), "b": torch.tensor([[True, True]])}
+    assert _ascending(scores, masks, 3) == [("a", 1), ("b", 0), ("a", 0)]
+    assert _ascending(scores, masks, 1) == [("a", 1)]

@@ -12,9 +12,14 @@ import synflow
 from blocks import Add
 from checks import Function, arrays, kept, mlp
 from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import connected, fewest_weights
 from synflow.network.private_copy import open_network
+from synflow.pruning.engine import EngineSettings
+from synflow.pruning.flow_loop import _bound, _rescuer
+from synflow.pruning.plain_engine import PlainEngine
 from synflow.pruning.safe_removal import StuckError, remove_safely
+from synflow.pruning.settings import checked_run
 
 
 def everything(network):
@@ -274,3 +279,52 @@ def test_a_bias_before_a_divisor_or_a_maximum_does_not_fool_the_bound(schedule, 
     )
     assert bool(masks["0.weight"].all())
     assert synflow.certify(model, masks, example).connected
+
+
+def beside_a_token(entries):
+    """An input that adds little to a large constant; weights of the first layer are kept where `entries` say."""
+    token = torch.full((1, 2, 2), 100.0)
+    model = Function(
+        lambda self, x: self.last(self.first(x) + self.token), first=nn.Linear(2, 2, bias=False),
+        last=nn.Linear(2, 1, bias=False), token=token,
+    )  # fmt: skip
+    network = open_network(model, torch.zeros(1, 2, 2), select=["first.weight", "last.weight"])
+    masks = everything(network) | {"first.weight": torch.tensor(entries).bool().view(2, 2)}
+    return network, masks, masks | {"first.weight": torch.zeros(2, 2, dtype=torch.bool)}, measure(network, masks)
+
+
+def test_a_bound_that_counts_a_constant_proves_nothing():
+    """Nearly all the flow starts at the token, so the union bound would let the last path from the input go."""
+    network, masks, wanted, flow = beside_a_token([1, 1, 1, 1])
+    assert flow.loose
+    assert lost(flow.scores, wanted) < 0.5 * flow.value
+    removal = remove_safely(network, masks, wanted, flow, margin=0.5, always=False)
+    assert not removal.complete
+    assert 0 < kept(removal.masks) < kept(masks)
+    assert connected(network, removal.masks)
+    network, masks, wanted, flow = beside_a_token([0, 0, 1, 0])
+    with pytest.raises(StuckError):
+        remove_safely(network, masks, wanted, flow, margin=0.5, always=False)
+
+
+def test_the_bound_is_in_the_units_of_the_flow():
+    """With huge biases, the flow with shifts and that without have other exponents."""
+    model = mlp(3, 4, 2, bias=True, dtype=torch.float64)
+    model[0].bias.data.fill_(2.0**70)
+    network = open_network(model, torch.zeros(1, 3, dtype=torch.float64))
+    engine = PlainEngine(network, everything(network), EngineSettings())
+    scores, bare = engine.measure(), measure(network, options=WITHOUT_SHIFTS)
+    assert scores.flow.exponent != bare.exponent
+    bound, weighed = _bound(engine, scores)
+    assert weighed is scores
+    assert math.log2(bound) + scores.flow.exponent == pytest.approx(bare.log2)
+
+
+def test_a_rescue_keeps_a_shortest_path():
+    model = nn.Sequential(mlp(4, 8, 8), Add(mlp(8, 8, 8), nn.Identity()), mlp(8, 3))
+    run = checked_run(model, torch.zeros(1, 4), density=0.5, steps=2)
+    fewest = fewest_weights(run.network)
+    for keep in (fewest, fewest + 5):
+        around = list(_rescuer(run)(masks=run.start, keep=keep))
+        assert [kept(masks) for masks in around] == [keep] * len(around)
+        assert connected(run.network, around[-1])

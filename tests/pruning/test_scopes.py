@@ -154,6 +154,12 @@ def test_layer_scope_gives_every_layer_the_same_density(density):
         assert scores[name][mask].min() >= scores[name][~mask].max()
 
 
+def test_as_many_weights_as_layers_leave_one_in_each():
+    shares, limits = np.array([5.0, 3.0, 0.1]), np.array([9, 9, 9])
+    assert apportion(shares, limits, 3).tolist() == [1, 1, 1]
+    assert apportion(shares, limits, 2).tolist() == [1, 1, 0]
+
+
 @pytest.mark.parametrize("density", [0.9, 0.5, 0.2, 0.1, 0.02])
 def test_erk_against_its_formula(density):
     scores, ones = tensors()
