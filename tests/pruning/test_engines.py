@@ -186,7 +186,7 @@ def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind, loops, monkeypatch
         counted[agree(network.model, network.example, density=keep / opened.size, **how)] += 1
 
     compare()
-    assert counted[False] <= TIED * counted.total(), counted
+    assert counted[False] <= max(2, TIED * counted.total()), counted  # of few runs, two tied ones say nothing
     print(kind, dict(counted))
 
 
