@@ -68,7 +68,7 @@ test-slow: .venv/dev
 
 fuzz: .venv/dev
 	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_laws.py
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=4200 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_engines.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=1050 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_engines.py
 	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(BIN)/python -m pytest -n $(WORKERS) tests/compaction/test_compaction_laws.py \
 		tests/compaction/test_compaction_cutting.py
 

@@ -8,13 +8,16 @@ differs has to be such a tie, or the test fails.
 import math
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import synflow
+from served import watching
 from strategies import KINDS, UNUSUAL, networks
 from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
 from synflow.errors import SynflowError
@@ -25,7 +28,7 @@ from synflow.pruning.plain_engine import PlainEngine
 from zoo import ZOO
 
 # Scores this close, relative to each other, are equal in theory: float64 rounds at 1e-16.
-TIE = 1e-9
+TIE = 1e-12
 
 
 class TieError(Exception):
@@ -125,7 +128,7 @@ def steps_of(engine, model, example, how):
         for step in synflow.iterate(model, example, engine=engine, **how):
             yield step.kept, step.masks
     except SynflowError as error:
-        yield 0, {"error": torch.tensor([ord(letter) for letter in str(error)[:20]])}
+        yield 0, {"error": torch.tensor([ord(letter) for letter in str(error)])}
 
 
 def same(one, other):
@@ -134,12 +137,11 @@ def same(one, other):
 
 def agree(model, example, **how):
     """Whether both engines keep the same weights at every step; False at a tie, and an error at anything else."""
-    with using(EVERYTHING_ON):
-        fast = list(steps_of("fast", model, example, how))
+    fast = list(steps_of("fast", model, example, how))
     plain = list(steps_of("plain", model, example, how))
     if len(fast) == len(plain) and all(a[0] == b[0] and same(a[1], b[1]) for a, b in zip(fast, plain, strict=True)):
         return True
-    with using(EVERYTHING_ON), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setitem(door.ENGINES, "side by side", (__name__, "SideBySide"))
         with suppress(TieError):
             list(steps_of("side by side", model, example, how))
@@ -156,38 +158,63 @@ def without_loops(patch):
 settings_of_runs = st.fixed_dictionaries(
     {
         "score": st.sampled_from(["synflow", "balanced", "synflow_l2"]),
-        "schedule": st.sampled_from(["exponential", "exponential", "certified"]),
+        "schedule": st.sampled_from(["exponential", "exponential", "linear", "linear_density", "certified"]),
+        "scope": st.sampled_from(["global"] * 6 + ["layer", "erk"]),
         "guard": st.booleans(),
-        "steps": st.integers(1, 12),
+        "steps": st.integers(2, 6),  # for the certified schedule the most that it may take
     }
 )
-# Each network is pruned two or three times, so each kind gets the n-th part of the examples of other laws.
-SHARE = 6
+# How light weights are found: all listed, by compiled loops; as usual; without compiled loops.
+variants = st.sampled_from(["listed", "listed", "usual", "not compiled"])
+# Networks of a kind per example of other laws. With the usual 60 examples all kinds together have 1,200 networks. Kinds
+# that take several times as long as the others have fewer.
+SHARE = {kind: 1.5 for kind in {**KINDS, **UNUSUAL}} | {"attention": 0.5, "recurrent": 0.5, "residual": 0.5}
 # At most this share of the networks of a kind may be left at a tie.
-TIED = 0.25
+TIED = 0.15
+# Each mechanism has to serve on at least this share of the networks of a kind, and those for images on these kinds.
+LEAST = {
+    "recording": 0.5, "replay": 0.4, "cutting down": 0.1, "factored gradients": 0.2, "compiled loops": 0.05,
+    "bounded scores": 0.05, "lists of light weights": 0.05, "brackets": 0.05,
+}  # fmt: skip
+LEAST_OF_IMAGES = {"folding": 0.05, "small convolutions": 0.3, "thin products": 0.05}
+IMAGES = ("concat", "conv", "image")
 
 
-@pytest.mark.parametrize("loops", ["compiled", "not compiled"])
-@pytest.mark.parametrize("kind", sorted({**KINDS, **UNUSUAL}))
-def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind, loops, monkeypatch):
-    counted = Counter()
-    if loops == "not compiled":
-        without_loops(monkeypatch)
+@pytest.mark.parametrize("kind", sorted(SHARE))
+def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind):
+    counted, used = Counter(), Counter()
 
-    @settings(max_examples=max(3, settings.default.max_examples // SHARE))
-    @given(networks(kinds=(kind,), dtype=torch.float64), settings_of_runs, st.floats(2, 100))
-    def compare(network, how, compression):
+    @settings(max_examples=max(3, round(settings.default.max_examples * SHARE[kind])))
+    @given(networks(kinds=(kind,), dtype=torch.float64), settings_of_runs, st.floats(2, 100), variants)
+    def compare(network, how, compression, variant):
         opened = open_network(network.model, network.example)
         fewest = fewest_kept(opened)
         assume(fewest is not None)
         keep = max(round(opened.size / compression), fewest, 1)
-        if how["schedule"] == "certified":
-            how["steps"] = None
-        counted[agree(network.model, network.example, density=keep / opened.size, **how)] += 1
+        served = set()
+        with watching(served), pytest.MonkeyPatch.context() as patch:
+            if variant == "not compiled":
+                without_loops(patch)
+            with using(replace(EVERYTHING_ON, list_share=1.0) if variant == "listed" else EVERYTHING_ON):
+                counted[agree(network.model, network.example, density=keep / opened.size, **how)] += 1
+        used.update(served)
 
     compare()
-    assert counted[False] <= max(2, TIED * counted.total()), counted  # of few runs, two tied ones say nothing
-    print(kind, dict(counted))
+    total = counted.total()
+    print(kind, dict(counted), {name: round(number / total, 2) for name, number in used.items()})
+    assert counted[False] <= TIED * total, counted
+    if total >= 30:
+        least = LEAST | (LEAST_OF_IMAGES if kind in IMAGES else {})
+        assert {name: used[name] / total for name, share in least.items() if used[name] < share * total} == {}
+
+
+@pytest.mark.parametrize("engine", ["plain", "fast"])
+def test_without_a_guard_a_network_whose_flow_comes_from_biases_alone_is_pruned(engine):
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1)).double()
+    model[0].weight.data, model[1].weight.data = torch.tensor([[1.0, 2.0], [0, 0]]), torch.tensor([[0, 3.0]])
+    how = {"schedule": "certified", "guard": False, "engine": engine}
+    masks = synflow.prune(model.double(), torch.ones(1, 2).double(), compression=2, **how)
+    assert sum(int(mask.sum()) for mask in masks.values()) == 3
 
 
 @pytest.mark.parametrize("score", ["synflow", "balanced", "synflow_l2"])
@@ -198,4 +225,5 @@ def test_the_zoo_is_pruned_alike(name, score):
         lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
         sample.example,
     )
-    assert agree(sample.model.double(), example, compression=3, steps=4, score=score)
+    with using(EVERYTHING_ON):
+        assert agree(sample.model.double(), example, compression=3, steps=4, score=score)

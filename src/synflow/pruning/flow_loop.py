@@ -91,7 +91,7 @@ def _certified(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold:
         bound, weighed = _bound(engine, scores)
         number, part = engine.count - run.keep, math.nan
         going = engine.lightest(weighed, number, run.margin * bound) if run.is_global else None
-        if going is not None and not scores.flow.loose and (going.number or not number):
+        if going is not None and bound > 0 and not scores.flow.loose and (going.number or not number):
             part = going.total / bound
             if layers is not None:
                 part = layers.remove(going, weighed, number)[0] / bound
@@ -172,7 +172,7 @@ def _bound(engine: Engine, scores: StepScores) -> tuple[float, StepScores]:
     if not flow.had_shifts:
         return flow.value, scores
     bare = engine.measure(WITHOUT_SHIFTS, gradients=flow.bent)
-    if flow.bent or not bare.flow.value > 0:
+    if flow.bent:
         return bare.flow.value, bare
     return math.ldexp(bare.flow.value, bare.flow.exponent - flow.exponent), scores
 

@@ -1,0 +1,48 @@
+"""Which mechanisms of the fast engine served in a run: functions of the engine are watched, none is replaced."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from synflow.engine import candidate_passes, compiled, fast, fold_positions, select_lightest, small_convolution, thin_products
+from synflow.engine.fast import FastEngine
+from synflow.engine.replay import Replay
+
+# The loops of kernels.py that find light weights.
+LOOPS = ("pick_product", "pick_dense")
+
+
+@contextmanager
+def watching(served):
+    """Within it, the names of the mechanisms that serve are added to a set."""
+
+    def watch(owner, name, mechanism, counts=lambda result, *_: result is not None):
+        function = getattr(owner, name)
+
+        def watched(*args, **options):
+            result = function(*args, **options)
+            if counts(result, *args):
+                served.add(mechanism)
+            return result
+
+        patch.setattr(owner, name, staticmethod(watched) if isinstance(vars(owner)[name], staticmethod) else watched)
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(fast, "recorded", "recording", lambda result, *_: isinstance(result[2], Replay))
+        watch(FastEngine, "_measured", "replay", lambda result, engine: engine._proved and engine._replay is not None)
+        watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, before: cut is not None)
+        watch(fold_positions, "folded", "folding")
+        watch(FastEngine, "_scores", "factored gradients", lambda result, engine, flow, parts: _factored(parts))
+        watch(small_convolution.Patches, "forward", "small convolutions")
+        for name in ("_through", "_back"):
+            watch(thin_products, name, "thin products")
+        watch(select_lightest, "find_light", "lists of light weights")
+        watch(select_lightest, "find_between", "brackets")
+        watch(candidate_passes, "_bounds", "bounded scores")
+        for name in LOOPS if compiled.kernels() is not None else ():
+            watch(compiled.kernels(), name, "compiled loops")
+        yield
+
+
+def _factored(gradients):
+    return any(gradient.uses for gradient in gradients.values())
