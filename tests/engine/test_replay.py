@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import synflow
 from synflow.engine import FastEngine, Thresholds, fast, recording
-from synflow.engine import small_convolution as patches
 from synflow.engine.fallbacks import CannotServeError, FallbackError
 from synflow.engine.pass_hooks import FastPass
 from synflow.engine.recording import recorded
@@ -19,7 +18,7 @@ from synflow.engine.replay import Gradients, Replay
 from synflow.engine.scores import FactoredScores
 from synflow.flow import dispatch
 from synflow.flow.measure import Measurement, absolute, measure
-from synflow.flow.tensor import READING, as_flow
+from synflow.flow.tensor import as_flow
 from synflow.network.private_copy import Network, open_network
 from synflow.pruning.engine import EngineSettings
 from zoo import ZOO
@@ -169,32 +168,3 @@ def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.Mon
     assert sum(int(mask.sum()) for mask in masks.values()) == 24
     assert masks.about["engine"] == "fast"
     assert masks.about["fallbacks"] == "recording: NotImplementedError: no storage"
-
-
-def test_lines_of_a_gradient_that_are_the_same() -> None:
-    image = torch.tensor([[1.0, 2, 2, 3], [4, 5, 5, 6], [4, 5, 5, 6]]).expand(1, 2, 3, 4).clone()
-    lines = patches._lines(image)
-    assert lines is not None
-    assert [kinds.tolist() for kinds in lines] == [[0, 1, 1], [0, 1, 1, 2]]
-    assert torch.equal(patches._spread(patches._first_of(image, lines)[0], lines), image[0])
-    kinds = patches._kinds_of_positions(lines, torch.float32)
-    seen = torch.rand(5, 12)
-    added = (seen @ kinds.t()).view(5, 2, 3)
-    torch.testing.assert_close(added[:, 1, 1], seen.view(5, 3, 4)[:, 1:, 1:3].sum((1, 2)))
-    assert torch.equal(added.view(5, 6) @ kinds, patches._spread(added, lines).flatten(1))
-    image[0, 1, 2, 2] = 7
-    assert patches._lines(image) is None
-
-
-def test_lines_that_are_no_longer_the_same_stop_a_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where equal weights made them the same, others may not: such a recording is given up."""
-    monkeypatch.setattr(patches, "LARGE", 0)
-    model = nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.Flatten(), nn.Linear(32, 1, bias=False))
-    nn.init.ones_(model[0].weight)
-    nn.init.ones_(model[2].weight)
-    network, magnitudes, repeat = replay_of(model, torch.ones(1, 2, 4, 4))
-    assert repeat.run() is not None
-    magnitudes["2.weight"].view(-1)[5] = 0.0
-    assert repeat.run() is None
-    assert measured(network, magnitudes)[0].value == 62.0
-    assert READING.checks is None

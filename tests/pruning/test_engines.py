@@ -168,7 +168,7 @@ settings_of_runs = st.fixed_dictionaries(
 variants = st.sampled_from(["listed", "listed", "usual", "not compiled"])
 # Networks of a kind per example of other laws. With the usual 60 examples all kinds together have 1,200 networks. Kinds
 # that take several times as long as the others have fewer.
-SHARE = {kind: 1.5 for kind in {**KINDS, **UNUSUAL}} | {"attention": 0.5, "recurrent": 0.5, "residual": 0.5}
+SHARE = dict.fromkeys({**KINDS, **UNUSUAL}, 1.5) | {"attention": 0.5, "recurrent": 0.5, "residual": 0.5}
 # At most this share of the networks of a kind may be left at a tie.
 TIED = 0.15
 # Each mechanism has to serve on at least this share of the networks of a kind, and those for images on these kinds.
@@ -176,7 +176,7 @@ LEAST = {
     "recording": 0.5, "replay": 0.4, "cutting down": 0.1, "factored gradients": 0.2, "compiled loops": 0.05,
     "bounded scores": 0.05, "lists of light weights": 0.05, "brackets": 0.05,
 }  # fmt: skip
-LEAST_OF_IMAGES = {"folding": 0.05, "small convolutions": 0.3, "thin products": 0.05}
+LEAST_OF_IMAGES = {"folding": 0.05, "small convolutions": 0.3}
 IMAGES = ("concat", "conv", "image")
 
 

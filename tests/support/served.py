@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from synflow.engine import candidate_passes, compiled, fast, fold_positions, select_lightest, small_convolution, thin_products
+from synflow.engine import candidate_passes, compiled, factored_layers, fast, fold_positions, select_lightest
 from synflow.engine.fast import FastEngine
 from synflow.engine.replay import Replay
 
@@ -33,9 +33,7 @@ def watching(served):
         watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, before: cut is not None)
         watch(fold_positions, "folded", "folding")
         watch(FastEngine, "_scores", "factored gradients", lambda result, engine, flow, parts: _factored(parts))
-        watch(small_convolution.Patches, "forward", "small convolutions")
-        for name in ("_through", "_back"):
-            watch(thin_products, name, "thin products")
+        watch(factored_layers, "_small_convolution", "small convolutions")
         watch(select_lightest, "find_light", "lists of light weights")
         watch(select_lightest, "find_between", "brackets")
         watch(candidate_passes, "_bounds", "bounded scores")

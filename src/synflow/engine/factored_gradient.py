@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from ..support.windows import places
-from .gather_pixels import pick
 
 Factors = tuple[Tensor, Tensor]
 
-# Of products of more positions bounds would be rounded too much.
+# With more positions than this, rounding would make the bounds of scores useless.
 THIN = 1 << 10
-# Factors may be so many times as large as their product where few of its entries are needed,
+# Where few entries of the product are needed, its factors may be this many times as large,
 THICK = 1.25
-# or hold so many numbers.
+# or hold this many numbers.
 FREE = 1 << 18
 
 
@@ -41,7 +39,7 @@ class Use:
 
     def factors(self) -> Factors:
         """The thin pair, made now."""
-        return self.left, self.right if self.windows is None else patches(self.right, *self.windows)
+        return self.left, self.right if self.windows is None else patches(self.right, *self.windows).flatten(0, 1)
 
 
 @dataclass
@@ -82,6 +80,7 @@ class FactoredGradient:
 
     def add_dense(self, gradient: Tensor) -> None:
         """Count another use, by its whole gradient."""
+        gradient = gradient.reshape(self.shape)
         self.dense = gradient if self.dense is None else self.dense + gradient
 
     def factors(self) -> list[Factors]:
@@ -132,8 +131,7 @@ def _top(tensor: Tensor) -> float:
 
 
 def patches(
-    x: Tensor, kernel: torch.Size, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """What the kernel sees at each position: one row per position, one column per weight of a unit."""
-    seen = places(tuple(x.shape[2:]), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)).to(x.device)
-    return pick(x.flatten(2), seen).view(len(x), x.shape[1] * kernel.numel(), -1).transpose(1, 2).flatten(0, 1)
+    """What the kernel of a convolution sees: a matrix of positions x weights of a unit for each image."""
+    return F.unfold(x, tuple(kernel), tuple(dilation), tuple(padding), tuple(stride)).transpose(1, 2)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..support.windows import sizes
-from .factored_gradient import FactoredGradient, Use
-from .small_convolution import Patches, unwritten
+from .factored_gradient import FactoredGradient, Use, patches
 from .thresholds import Thresholds
 
 # Half-precision weights are widened this many at a time, so that the same memory is used again and again.
@@ -43,10 +42,25 @@ def factored_layer(
     how = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), int(groups))
     positions = len(x) * math.prod(sizes(x.shape, weight.shape, how))
     if dimensions == 2 and how[3] == 1 and positions <= thresholds.product_positions:
-        result = Patches.apply(x, weight, factors, how)
-    else:
-        result = _Convolution.apply(x, weight, factors, how)
+        return _small_convolution(x, weight, factors, how)
+    result = _Convolution.apply(x, weight, factors, how)
     return result
+
+
+def _small_convolution(x: Tensor, weight: Tensor, factors: FactoredGradient, how: Any) -> Tensor:
+    """A convolution with few positions as a linear layer on the patches that its kernel sees.
+
+    Weights are then most of what has to be read, and a product reads them once, in the order in which they lie.
+    """
+    seen = patches(x, weight.shape[2:], *how[:3]).contiguous()
+    sent: Tensor = _Linear.apply(seen, weight, factors, False)
+    return sent.transpose(1, 2).reshape(len(x), len(weight), *sizes(x.shape, weight.shape, how)).contiguous()
+
+
+def _unwritten(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """What a layer sends, for later; None once the model has written into it, as `y += x` may do."""
+    kept, version = tensor.detach(), tensor._version
+    return lambda: kept if kept._version == version else None
 
 
 def widened(weight: Tensor, factors: FactoredGradient, dtype: torch.dtype) -> Tensor:
@@ -76,13 +90,14 @@ class _Widened(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T, or x W for a weight that is stored input first."""
+    """x W^T, or x W for a weight that is stored input first; a weight of more dimensions is read as a matrix."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, input_first: bool) -> Tensor:
+        weight = weight.flatten(1)
         sent = _times(x, weight) if input_first else _times_transposed(x, weight)
         ctx.save_for_backward(x, weight)
-        ctx.factors, ctx.input_first, ctx.sent = factors, input_first, unwritten(sent)
+        ctx.factors, ctx.input_first, ctx.sent = factors, input_first, _unwritten(sent)
         return sent
 
     @staticmethod
@@ -140,7 +155,7 @@ class _Convolution(torch.autograd.Function):
         wide = weight.to(x.dtype)
         sent = torch.convolution(x, wide, None, stride, padding, dilation, False, [0] * len(stride), groups)
         ctx.save_for_backward(x, weight)
-        ctx.factors, ctx.how, ctx.sent = factors, how, unwritten(sent)
+        ctx.factors, ctx.how, ctx.sent = factors, how, _unwritten(sent)
         return sent
 
     @staticmethod

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..flow.dispatch import ABOUT, ALIASES, RESHAPES_IN_PLACE, RULES, has_user_rule, read_attribute
@@ -20,7 +21,6 @@ from ..flow.passes import ByRule
 from ..flow.tensor import Flow, as_flow, fixed, flows, mapped
 from ..support import windows
 from .fallbacks import CannotServeError
-from .gather_pixels import picked
 
 # For each row and each column of an image its kind: lines of a kind hold the same values.
 Spread = tuple[Tensor, Tensor]
@@ -49,7 +49,7 @@ def unfolded(flow: Flow) -> Flow:
     """The same flow at every position."""
     assert flow.spread is not None
     rows, columns = flow.spread
-    data = _picked(flow.as_subclass(Tensor), rows, columns, {})
+    data = _picked(flow.as_subclass(Tensor), rows, columns)
     return as_flow(data, flow.exponent, flow.degrees)
 
 
@@ -182,19 +182,16 @@ def _shortened(
     (rows, above, down), (columns, beside, across) = lines
     if (int(down[-1]) + 1) * (int(across[-1]) + 1) > WORTH * len(down) * len(across):
         return None
-    data = _picked(x.as_subclass(Tensor), rows, columns, memory)
+    data = _picked(x.as_subclass(Tensor), rows, columns)
     return as_flow(data, x.exponent, x.degrees), (above, beside), (down, across)
 
 
-def _picked(data: Tensor, rows: Tensor, columns: Tensor, memory: dict[Any, Any]) -> Tensor:
+def _picked(data: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """An image of some rows and columns of another one; the number after the last stands for a line of zeros."""
-    height, width = data.shape[2:]
-    key = ("fold", id(rows), id(columns), height, width)
-    if key not in memory:
-        outside = (rows[:, None] == height) | (columns == width)
-        places = torch.where(outside, height * width, rows[:, None] * width + columns)
-        memory[key] = (rows, columns, places.flatten().int())
-    return picked(data.flatten(2), memory[key][2]).view(*data.shape[:2], len(rows), len(columns))
+    zeros = [int(bool((lines == size).any())) for lines, size in zip((rows, columns), data.shape[2:], strict=True)]
+    if any(zeros):
+        data = F.pad(data, (0, zeros[1], 0, zeros[0]))
+    return data.index_select(2, rows).index_select(3, columns)
 
 
 def _shorter(
@@ -247,7 +244,7 @@ def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
         if isinstance(item, Flow) and item.spread is not None:
             data, places = item.as_subclass(Tensor), next(given)
             if places is not None:
-                data = _picked(data, *places, memory)
+                data = _picked(data, *places)
             item = as_flow(data, item.exponent, item.degrees)
         result.append(item)
     return tuple(result), {}, common

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..flow.measure import Measurement
 from ..flow.tensor import READING
-from .custom_ops import DIRECT
 from .fallbacks import CannotServeError
 from .replay import Call, Gradients, Parts, Replay
 
@@ -32,15 +31,10 @@ def recorded(
 ) -> tuple[Measurement, Gradients, Replay | CannotServeError]:
     """A measurement of these magnitudes with its gradients, and how to repeat it, or why that cannot be done."""
     recorder = _Recorder(magnitudes)
-    READING.checks = []
+    with recorder:
+        flow, gradients = measure()
     try:
-        with recorder:
-            flow, gradients = measure()
-        checks = READING.checks
-    finally:
-        READING.checks = None
-    try:
-        return flow, gradients, recorder.finished(flow, gradients, checks)
+        return flow, gradients, recorder.finished(flow, gradients)
     except CannotServeError as reason:
         return flow, gradients, reason
 
@@ -146,7 +140,7 @@ class _Recorder(TorchDispatchMode):
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise CannotServeError(f"{facts.name} returns more than tensors")
-        call = Call(DIRECT.get(func, func), bool(written), isinstance(result, Tensor))
+        call = Call(func, bool(written), isinstance(result, Tensor))
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)
@@ -174,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         if storage._cdata not in self.storages:
             self.storages[storage._cdata] = StorageWeakRef(storage)
 
-    def finished(self, flow: Measurement, gradients: Gradients, checks: list[Tensor]) -> Replay:
+    def finished(self, flow: Measurement, gradients: Gradients) -> Replay:
         """All that the flow and its gradients need."""
         if not flow.value > 0 or flow.total is None:
             raise CannotServeError("there is no flow")
@@ -198,11 +192,10 @@ class _Recorder(TorchDispatchMode):
             )
             for name, gradient in gradients.items()
         }  # fmt: skip
-        flags = [result(check) for check in checks]
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
         made = {slot: index for index, call in enumerate(calls) for slot in call.outputs if slot is not None}
         forward = made[results[0]] if isinstance(results[0], int) else 0
-        return Replay(replace(flow, total=None), calls, self.count, results, parts, flags, forward)
+        return Replay(replace(flow, total=None), calls, self.count, results, parts, forward)
 
 
 def _filled(call: Call, tree: Any, known: Mapping[int, int | None]) -> Any:

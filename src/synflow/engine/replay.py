@@ -61,14 +61,13 @@ class Replay:
     _slots: int
     _results: list[int | Tensor]
     _parts: dict[str, Parts]
-    _flags: list[int]
     _forward: int
 
     def run(self) -> tuple[Measurement, Gradients] | None:
         """The flow and the gradients now; None where the recording no longer serves."""
         found = self._repeated(self._calls)
         value = float(found[0])
-        if not all(bool(found[flag]) for flag in self._flags) or not self._serves(value):
+        if not self._serves(value):
             return None
         return dataclasses.replace(self.first, value=value), {name: self._gradient(name, found) for name in self._parts}
 

@@ -43,7 +43,7 @@ class Thresholds:
 
 # Every part of the engine at work on the smallest network, for tests.
 EVERYTHING_ON = Thresholds(
-    record_from_steps=1, cut_from_weights=0, cut_when_left=0.9, cut_gain=0.99, cut_worth=0.99, cut_cost=0,
+    record_from_steps=1, cut_from_weights=0, cut_when_left=0.99, cut_gain=0.99, cut_worth=0.99, cut_cost=0,
     fold_from_pixels=1, compile_from_weights=0, block=16, sample=32,
 )  # fmt: skip
 

@@ -74,12 +74,10 @@ def scaled(data: Tensor, power: int) -> Tensor:
 class Reading(threading.local):
     """What is read off flows while they are measured.
 
-    `harmless`: numbers are being read that decide on no more than a power of two, or how to compute the same. `checks`:
-    where a measurement is recorded, flags that have to be true whenever it is repeated.
+    `harmless`: numbers are being read that decide on no more than a power of two.
     """
 
     harmless = False
-    checks: list[Tensor] | None = None
 
 
 READING = Reading()

@@ -115,8 +115,8 @@ def lightest(scores: Tensors, candidates: Tensors, budget: float) -> int:
     2
     """
     if sum(mask.numel() for mask in candidates.values()) <= PIECE:
-        values = [piece[kept].double().cpu().numpy() for piece, kept in pieces(scores, candidates)]
-        return int(np.searchsorted(np.cumsum(np.sort(np.concatenate(values or [np.zeros(0)]))), budget, side="left"))
+        few = [piece[kept].double().cpu().numpy() for piece, kept in pieces(scores, candidates)]
+        return int(np.searchsorted(np.cumsum(np.sort(np.concatenate([*few, []]))), budget, side="left"))
     # Non-negative floats order as their bits do: sum classes of equal leading bits, then sort the class at the edge.
     sums, counts = np.zeros(1 << 17), np.zeros(1 << 17, dtype=np.int64)
     for piece, kept in pieces(scores, candidates):
