@@ -205,7 +205,7 @@ def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind):
     compare()
     total = counted.total()
     print(kind, dict(counted), {name: round(number / total, 2) for name, number in used.items()})
-    assert counted[False] <= TIED * total, counted
+    assert counted[False] <= max(2, TIED * total), counted  # of few runs, two tied ones say nothing
     if total >= 80:
         least = LEAST | (LEAST_OF_IMAGES if kind in IMAGES else {})
         assert {name: used[name] / total for name, share in least.items() if used[name] < share * total} == {}
