@@ -67,6 +67,15 @@ def test_a_score_of_ones_own_in_the_table_is_like_any_other(monkeypatch):
     assert synflow.prune(model, torch.zeros(1, 8), compression=4, score="mine", data=data).about["steps"] == 3
 
 
+def test_traits_outlive_fixed_arguments_and_scores_of_data_have_both_modes(case):
+    model, data = case
+    for name, score in SCORES.items():
+        assert traits_of(partial(partial(score))) == traits_of(score)
+        if traits_of(score).needs_data:
+            found = synflow.score(model, torch.zeros(1, 4), partial(score, training=False), data)
+            assert all(torch.isfinite(each).all() for each in found.values()), name
+
+
 @pytest.mark.parametrize("power", [1, 2])
 def test_synflow_is_the_matrix_product(power):
     model = mlp(4, 6, 5, 3, dtype=torch.float64)

@@ -30,13 +30,13 @@ _PLAIN = "relu relu6 leaky_relu prelu rrelu gelu silu mish elu selu celu hardswi
 ACTIVATIONS = frozenset(_PLAIN + [f"{name}_" for name in _PLAIN])
 
 
-def path_saliency(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """w^2 dR/dw^2, R the sum over outputs of both factors."""
+def path_saliency(network: Network, masks: Mapping[str, Tensor] | None, training: bool) -> dict[str, Tensor]:
+    """w^2 dR/dw^2, R the sum over outputs of both factors; `training`: the mode in which activations are seen."""
     factors: list[Flow] = []
     for inputs, _ in network.batches:
         inputs = to_precision(inputs, network)
         squares = [leaf.square() for leaf in pytree.tree_leaves(inputs) if _is_floating(leaf)]
-        hooks = _PathHooks(squares, _open_activations(network, masks, inputs))  # type: ignore[abstract]
+        hooks = _PathHooks(squares, _open_activations(network, masks, training, inputs))  # type: ignore[abstract]
         ones = {name: (size > 0).to(size.dtype) for name, size in absolute(network, masks).items()}
         batch = dataclasses.replace(network, example=inputs)
         measure(batch, magnitudes=ones, options=WITHOUT_SHIFTS, gradients=False, hooks=hooks)
@@ -120,12 +120,14 @@ class _Recorder(SafeMode):
 
 
 @restoring
-def _open_activations(network: Network, masks: Mapping[str, Tensor] | None, inputs: Any) -> list[Tensor]:
+def _open_activations(
+    network: Network, masks: Mapping[str, Tensor] | None, training: bool, inputs: Any
+) -> list[Tensor]:
     """For each activation that the pruned network runs on the inputs, in order, where it is open."""
     # Gradients are on: without them torch may run transformer layers whole, where no activation is seen.
     recorder = _Recorder()
     with isolated(network.seed, network.device), recorder:
-        leaves_in_place(network, masks, training=False)
+        leaves_in_place(network, masks, training)
         network.call(inputs)
     return recorder.gates
 

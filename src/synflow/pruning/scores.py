@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -58,7 +59,9 @@ def traits(**given: Any) -> Callable[[_Function], _Function]:
 
 
 def traits_of(score: Score) -> Traits:
-    """The traits of a score, also of a user's own function."""
+    """The traits of a score, also of a user's own function, or of either with some arguments fixed."""
+    while isinstance(score, partial):
+        score = score.func
     found = getattr(score, "traits", None)
     return found if isinstance(found, Traits) else Traits()
 
@@ -118,9 +121,9 @@ def ntk_sap(
 
 
 @traits(needs_data=True, steps=100)
-def px(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
+def px(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = False) -> Scores:
     """w^2 dR/dw^2, R = the flow of squared weights, outputs weighted by the data that active paths bring them."""
-    return path_saliency(network, masks)
+    return path_saliency(network, masks, training)
 
 
 @traits(needs_data=True)
