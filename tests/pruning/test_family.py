@@ -139,6 +139,15 @@ def test_ntk_sap_leaves_statistics_as_they_were_and_needs_several_inputs_only_it
         synflow.score(model, torch.zeros(1, 4), "ntk_sap")
 
 
+def test_settings_without_meaning_are_refused():
+    model, _ = chain(4, 3)
+    network = open_network(model, EXAMPLE, data=[(torch.randn(2, 4).double(), torch.tensor([0, 1]))])
+    with pytest.raises(synflow.SynflowError, match="ntk_sap: draws must be at least 1 and deviation above 0, got 0"):
+        ntk_sap(network, draws=0)
+    with pytest.raises(synflow.SynflowError, match="prospr: steps of training must be at least 1, got 0"):
+        prospr(network, steps=0)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_px_against_its_formula(masked):
     model, weights = chain(4, 5, 4, 3)

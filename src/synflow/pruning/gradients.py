@@ -57,6 +57,8 @@ def meta_gradients(
 
     Only the prunable weights take steps; biases and norms stay as they are.
     """
+    if steps < 1:
+        raise SynflowError(f"prospr: steps of training must be at least 1, got {steps!r}; for none take 'snip'")
     number, total = len(network.batches), dict[str, Tensor]()
     with isolated(network.seed, network.device), sdpa_kernel(SDPBackend.MATH), EconomicalNorms():
         leaves = leaves_in_place(network, masks, training)

@@ -30,6 +30,8 @@ def kernel_saliency(
     network: Network, masks: Mapping[str, Tensor] | None, draws: int, deviation: float
 ) -> dict[str, Tensor]:
     """|d/dm sum |f(x; w m) - f(x; (w + dw) m)|^2| over draws of w, x and dw; zero where a weight is pruned."""
+    if draws < 1 or not deviation > 0:
+        raise SynflowError(f"ntk_sap: draws must be at least 1 and deviation above 0, got {draws!r} and {deviation!r}")
     generator = torch.Generator().manual_seed(network.seed)
     leaves_in_place(network, masks, training=False)
     weights = masked_weights(network, None)
