@@ -12,7 +12,8 @@ from compact_twins import random_masks, without
 from strategies import networks
 from synflow.compaction.cut.surgery import cut, paste
 from synflow.compaction.cut.while_pruning import cut_down, outline
-from synflow.compaction.record.tape import Tape, mark_outputs, recording
+from synflow.compaction.record.recorder import recording
+from synflow.compaction.record.tape import Tape, mark_outputs
 from synflow.flow.measure import absolute, measure
 from synflow.network.private_copy import open_network
 

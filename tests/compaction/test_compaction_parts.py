@@ -10,7 +10,8 @@ from synflow.compaction.cut.surgery import cut, paste
 from synflow.compaction.reason.movement import factor, move, reshape
 from synflow.compaction.reason.planes import settled
 from synflow.compaction.reason.units import Units
-from synflow.compaction.record.tape import Tape, mark_outputs, recording, tensors_in
+from synflow.compaction.record.recorder import recording
+from synflow.compaction.record.tape import Tape, mark_outputs, tensors_in
 
 
 def record(model, *inputs, training=False):

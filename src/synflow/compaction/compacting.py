@@ -8,6 +8,7 @@ that shrink together are found (`coupling`), the largest removable set of units 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,10 @@ from ..errors import SynflowError
 from ..masks.attach import attach, bake
 from ..masks.checks import check_masks
 from ..network.private_copy import whole_copy
+from ..support.torch_modes import with_gradients
+from .cut.plan import kept_in_all
 from .cut.surgery import cut, shrink
+from .result import Compaction
 from .trial import Trial
 
 __all__ = ["compact"]
@@ -25,6 +29,7 @@ __all__ = ["compact"]
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@with_gradients
 def compact(model: Model, example: Any, masks: Mapping[str, Tensor] | None = None) -> Model:
     """A smaller copy of a masked model with the same outputs, now and at every step of training.
 
@@ -45,14 +50,24 @@ def compact(model: Model, example: Any, masks: Mapping[str, Tensor] | None = Non
     {0: [0, 3]}
     """
     masked, masks = _masked_copy(model, masks)
-    trial = Trial(masked, masks, example)
-    compaction = trial.solve()
+    earlier = vars(masked).pop("compaction", None)
+    compaction = Trial(masked, masks, example).solve()
     small = masked
     shrink(small, compaction.kept, compaction.attributes)
     if masks:
         attach(small, {name: cut(mask, compaction.kept.get(name, {})) for name, mask in masks.items()})
-    object.__setattr__(small, "compaction", compaction)
+    object.__setattr__(small, "compaction", _both(earlier, compaction) if earlier else compaction)
     return small
+
+
+def _both(first: Compaction, second: Compaction) -> Compaction:
+    """Two compactions, one after the other, as one of the dense model."""
+    shapes = {**second.shapes, **first.shapes}
+    kept = {n: kept_in_all(shape, first.kept.get(n, {}), second.kept.get(n, {})) for n, shape in shapes.items()}
+    attributes = {path: {**first.attributes.get(path, {}), **second.attributes.get(path, {})}
+                  for path in (*first.attributes, *second.attributes)}  # fmt: skip
+    parameters = (first.parameters[0], second.parameters[1])
+    return replace(second, kept=kept, shapes=shapes, attributes=attributes, parameters=parameters)
 
 
 def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Model, dict[str, Tensor]]:
@@ -69,6 +84,4 @@ def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Mode
     with torch.no_grad():
         for name, mask in own.items():
             weights[name].masked_fill_(~mask, 0)
-    if hasattr(plain, "compaction"):
-        del plain.compaction
     return plain, own

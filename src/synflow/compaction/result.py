@@ -61,7 +61,8 @@ class Compaction:
             places = ", ".join(stay.where[:3]) + (f" and {len(stay.where) - 3} more" if len(stay.where) > 3 else "")
             lines.append(f"  kept {stay.units} dead unit{'s' * (stay.units > 1)} ({places}): {stay.reason}")
         lines += [f"  note: {note}" for note in self.notes]
-        lines.append(f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode")
+        equal = f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode"
+        lines.append(equal if self.kept else "nothing was removed")
         return "\n".join(lines)
 
 

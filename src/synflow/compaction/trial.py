@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
@@ -13,14 +15,28 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from .cut.attention import open_attentions
-from .cut.plan import POLICIES, families, kept_indices, listed_sizes, remembered_sizes, stayed
+from .cut.plan import families, kept_indices, remembered_sizes, stayed
 from .cut.surgery import Indices, shrink, tensors
 from .reason.coupling_rules import couple
 from .reason.proof import alive_in_training
 from .reason.removal import choose_units, dead_units
-from .record.tape import Tape, mark_outputs, recording, tensors_in
+from .record.recorder import recording
+from .record.tape import Tape, mark_outputs, tensors_in
 from .result import Compaction
-from .verify import DifferenceError, compare, double, first_difference, inputs_like, run, shortened
+from .verify import (
+    TOLERANCES,
+    DifferenceError,
+    NotANumberError,
+    compare,
+    compare_outputs,
+    double,
+    first_difference,
+    first_not_a_number,
+    inputs_like,
+    resized,
+    run,
+    shortened,
+)
 
 __all__ = ["Trial"]
 
@@ -35,9 +51,9 @@ class Trial:
         self.notes: list[str] = []
         self.modes: tuple[str, ...] = ("eval", "train")
         self.failure: Exception | None = None
-        self.policy = POLICIES[0]
+        self.seeds: dict[bool, int | None] = {False: 1, True: 2}  # of random inputs in eval and train mode
         self.tape, flexible = self.record(masked, example)
-        self.coupling = couple(self.tape, flexible, listed_sizes(self.reference, self.tape))
+        self.coupling = couple(self.tape, flexible)
         self.alive = alive_in_training(self.tape, tensors(self.reference), self.masks)
 
     def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
@@ -58,12 +74,13 @@ class Trial:
                 continue
             if dtype is torch.float32:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
+            self.refuse_nan(outputs)
             self.train(work, tape, dtype)
             finite = [bool(torch.isfinite(output).any()) for output in outputs if output.numel()]
             if any(finite) and not all(finite):
                 self.notes.append("some outputs are nowhere finite; gradients were compared for the others only")
             tape = tape.used()
-            self.notes += _unused(work, tape)
+            self.notes += [*_unused(work, tape), *_decided(tape), *sorted(tape.remarks)]
             return tape, flexible
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or "no tensors"
         raise SynflowError(
@@ -71,6 +88,16 @@ class Trial:
             f"{type(problem).__name__}: {problem}; "
             "pass inputs that the model takes, a tuple for several or a dict for named ones"
         ) from problem
+
+    def refuse_nan(self, outputs: list[Tensor]) -> None:
+        """NaN equals nothing, so a network that returns it cannot be compared with another."""
+        if any(bool(output.isnan().any()) for output in outputs):
+            layer = first_not_a_number(self.reference, inputs_like(self.example, None, 1, self.dtype))
+            raise SynflowError(
+                f"the masked model itself returns nan on the example, first in {layer}, so nothing can be compared. "
+                "Pass an example on which it returns numbers; where a norm divides by what is pruned as a whole (an "
+                "empty row under weight_norm), keep a weight there or take the norm off before pruning"
+            )
 
     def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> None:
         self.training_example = self.example
@@ -141,49 +168,71 @@ class Trial:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
         gone = choose_units(self.coupling, self.alive, frozen)
         kept, shapes = kept_indices(self.coupling, gone)
-        tried: list[Any] = []
-        for policy in (self.policy, *POLICIES):
-            attributes = remembered_sizes(self.reference, self.coupling, gone, policy)
-            if attributes in tried:
-                continue
-            tried.append(attributes)
-            small = copy.deepcopy(self.reference)
-            try:
-                shrink(small, kept, attributes)
-                worst = self.check(small, kept, quick)
-            except Exception as cause:
-                self.failure = self.failure if len(tried) > 1 else cause
-                continue
-            self.policy = policy
-            dead = dead_units(self.coupling, self.alive, gone)
-            parameters = tuple(sum(p.numel() for p in m.parameters()) for m in (self.reference, small))
-            return Compaction(
-                kept, shapes, attributes, (parameters[0], parameters[1]), stayed(self.coupling, gone, dead),
-                tuple(self.notes), worst, self.modes,
-            )  # fmt: skip
-        return None
+        attributes = remembered_sizes(self.reference, self.coupling, gone)
+        small = copy.deepcopy(self.reference)
+        try:
+            shrink(small, kept, attributes)
+            worst = self.check(small, kept, quick)
+        except Exception as cause:
+            self.failure = cause
+            return None
+        dead = dead_units(self.coupling, self.alive, gone)
+        parameters = tuple(sum(p.numel() for p in m.parameters()) for m in (self.reference, small))
+        return Compaction(
+            kept, shapes, attributes, (parameters[0], parameters[1]), stayed(self.coupling, gone, dead),
+            tuple(self.notes), worst, self.modes,
+        )  # fmt: skip
 
     def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], quick: bool) -> float:
-        """Compare on random inputs in eval mode, then, unless quick, in train mode with gradients."""
+        """Compare on random inputs in eval mode; unless quick, also in train mode with gradients, and at other sizes."""
         if not kept:
             return 0.0
-        runs = [(1, False)] if quick else [(1, False), (2, True)]
-        worst = 0.0
-        for seed, training in runs:
-            if training and "train" not in self.modes:
-                continue
-            inputs = inputs_like(self.training_example if training else self.example, seed, 1, self.dtype)
-            pair = (self.reference, small)
-            if training:  # which writes to running statistics
-                pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
+        worst = self.check_mode(small, kept, training=False)
+        if quick:
+            return worst
+        if "train" in self.modes:
+            worst = max(worst, self.check_mode(small, kept, training=True))
+        if self.elsewhere is not None:
+            inputs, plain, expected = self.elsewhere
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
             try:
-                worst = max(worst, compare(*pair, kept, self.masks, inputs, training))
-            except DifferenceError as difference:
-                pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
-                layer = first_difference(*pair, kept, inputs, training)
-                mode = "train" if training else "eval"
-                raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
+                with torch.no_grad():
+                    got = tensors_in(run(small, inputs, False, plain=plain))
+                compare_outputs(expected, got, TOLERANCES[torch.float32][0])
+            except Exception as cause:
+                raise DifferenceError(f"{cause}, for inputs of shape {shapes}") from cause
         return worst
+
+    def check_mode(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], training: bool) -> float:
+        """Compare in one of the two modes: on random inputs, or on the example where those give no numbers."""
+        inputs = inputs_like(self.training_example if training else self.example, self.seeds[training], 1, self.dtype)
+        pair = (self.reference, small)
+        if training:  # which writes to running statistics
+            pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
+        try:
+            return compare(*pair, kept, self.masks, inputs, training)
+        except NotANumberError:
+            if self.seeds[training] is None:
+                raise
+            self.seeds[training] = None
+            self.notes.append("random inputs give outputs that are not numbers: compared on the example alone")
+            return self.check_mode(small, kept, training)
+        except DifferenceError as difference:
+            pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
+            layer = first_difference(*pair, kept, inputs, training)
+            mode = "train" if training else "eval"
+            raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
+
+    @functools.cached_property
+    def elsewhere(self) -> tuple[Any, bool, list[Tensor]] | None:
+        """Inputs of another size that the masked model takes, whether in a plain call, and its outputs for them."""
+        for other, plain in product(resized(self.example), (True, False)):
+            inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, 1, self.dtype)
+            with contextlib.suppress(Exception), torch.no_grad():
+                expected = tensors_in(run(self.reference, inputs, False, plain=plain))
+                if not any(bool(output.isnan().any()) for output in expected):
+                    return inputs, plain, expected
+        return None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -195,6 +244,16 @@ def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> list[Tenso
         outputs = run(work, inputs, training)
         mark_outputs(tape, outputs)
     return tensors_in(outputs)
+
+
+def _decided(tape: Tape) -> list[str]:
+    """A note on modules whose code reads values of tensors: what it does for other inputs was not seen."""
+    paths = list(dict.fromkeys(path or "the model itself" for _, path in tape.decisions))
+    if not paths:
+        return []
+    which = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    return [f"Python code of {which} decides on values of tensors, so that other inputs may take another way: units of "
+            "tensors that it sees stay"]  # fmt: skip
 
 
 def _unused(work: nn.Module, tape: Tape) -> list[str]:

@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..network.private_copy import arguments
+from ..support.private_torch import pytree
 from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
-from .record.tape import tensors_in
+from .record.tape import never_zero, tensors_in
 
-__all__ = ["DifferenceError", "compare", "double", "first_difference", "inputs_like", "run", "shortened"]
+__all__ = [
+    "DifferenceError",
+    "NotANumberError",
+    "compare",
+    "compare_outputs",
+    "double",
+    "first_difference",
+    "first_not_a_number",
+    "inputs_like",
+    "resized",
+    "run",
+    "shortened",
+]
 
 # How far outputs and gradients may differ, relative to their size. Double precision is the rule; single is for models
 # with operations that have no other.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
 SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
 LARGE = 100_000  # numbers in one input, from which on a single one is enough
-_DROPOUTS = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
-    torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
-}  # fmt: skip
+_DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout}
+# These put another number than zero in the place of what they drop.
+_ALPHA = "alpha dropout makes other numbers of zeros in training, so units that are zero before it stay"
+_ALPHA_DROPOUTS = {F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout}
 _NARROW = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 class DifferenceError(Exception):
     """Two models differ; the message says in what."""
+
+
+class NotANumberError(DifferenceError):
+    """The masked model itself returns NaN, which equals nothing."""
 
 
 class _Exactly(TorchFunctionMode):
@@ -48,6 +65,9 @@ class _Exactly(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
+        if func in _ALPHA_DROPOUTS:
+            x, p, training = [*args, *kwargs.values(), 0.5, False][:3]
+            return never_zero(x, _ALPHA) if p and training else x
         if func in _CASTS:
             return args[0].to(self.dtype)
         for name in ("dropout_p",):
@@ -66,6 +86,8 @@ def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Bring a copy into the form in which models are compared: double precision, on the CPU, without dropout."""
     model = model.to(device="cpu", dtype=dtype)
     for module in model.modules():
+        if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            continue  # which changes zeros, so that it must be seen when the model is recorded
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
@@ -105,6 +127,38 @@ def shortened(example: Any) -> list[Any]:
     return [pytree.tree_map(lambda leaf: leaf[:few] if isinstance(leaf, Tensor) else leaf, _plain(example))]
 
 
+def resized(example: Any) -> Iterator[Any]:
+    """The example with one more in the batch and other lengths of sequences and images; then with one of the two."""
+    given = tensors_in(example)
+    seen = [[tensor.shape for tensor in given]]
+    factor = 2 if sum(tensor.numel() for tensor in given) <= LARGE else 1
+
+    def change(leaf: Any, more: int, place: int | None) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return leaf
+        for dim in _positions(leaf, place):
+            longer = factor * leaf.shape[dim] if leaf.dim() < 4 and factor > 1 else (leaf.shape[dim] + 1) // 2
+            places = torch.arange(longer, device=leaf.device) * leaf.shape[dim] // longer
+            leaf = leaf.index_select(dim, places)
+        return torch.cat([leaf, leaf[:more]])
+
+    for more, place in ((1, 1), (1, 2), (1, None), (0, 1), (0, 2)):
+        other = pytree.tree_map(partial(change, more=more, place=place), _plain(example))
+        shapes = [tensor.shape for tensor in tensors_in(other)]
+        if shapes not in seen:
+            seen.append(shapes)
+            yield other
+
+
+def _positions(tensor: Tensor, place: int | None) -> Iterable[int]:
+    """Dimensions that may be positions: those of an image, of a sequence of vectors the given one, of numbers all."""
+    if place is None:
+        return ()
+    if tensor.is_floating_point():
+        return range(2, tensor.dim()) if tensor.dim() > 3 else [place] if tensor.dim() == 3 else ()
+    return range(1, tensor.dim())
+
+
 def _plain(example: Any) -> Any:
     return dict(example) if isinstance(example, Mapping) and not isinstance(example, dict) else example
 
@@ -115,12 +169,15 @@ def _quiet(seed: int, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0) -> Any:
-    """Call a model in one of the two modes, with random numbers of its own."""
+def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0, plain: bool = False) -> Any:
+    """Call a model in one of the two modes, with random numbers of its own.
+
+    Where a `plain` call does not take over precision and dropout, torch may take other ways: its fused layers.
+    """
     args, kwargs = arguments(inputs)
     model.train(training)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
-    with _quiet(seed, dtype):
+    with seeded(seed) if plain else _quiet(seed, dtype):
         return model(*args, **kwargs)
 
 
@@ -142,11 +199,7 @@ def compare(
     with torch.set_grad_enabled(training):
         expected = tensors_in(run(reference, inputs, training))
         got = tensors_in(run(compact, inputs, training))
-    if len(expected) != len(got):
-        raise DifferenceError(f"{len(expected)} outputs became {len(got)}")
-    worst = 0.0
-    for place, (a, b) in enumerate(zip(expected, got, strict=True)):
-        worst = max(worst, _close(f"output {place}", a, b, tolerance))
+    worst = compare_outputs(expected, got, tolerance)
     if not training:
         return worst
     part = tensors(compact)
@@ -166,9 +219,17 @@ def compare(
         except DifferenceError:
             if wobble is None:  # where gradients are mere rounding errors, they differ and need not agree
                 wobble = _wobble(reference, statistics, inputs, masks, wholes)
-            if float((survived - own).abs().max()) > 1e3 * wobble:
+            if not float((survived - own).abs().max()) <= 1e3 * wobble:
                 raise
     return worst
+
+
+def compare_outputs(expected: list[Tensor], got: list[Tensor], tolerance: float) -> float:
+    """The largest difference, relative to the size of the outputs."""
+    if len(expected) != len(got):
+        raise DifferenceError(f"{len(expected)} outputs became {len(got)}")
+    pairs = enumerate(zip(expected, got, strict=True))
+    return max((_close(f"output {place}", a, b, tolerance) for place, (a, b) in pairs), default=0.0)
 
 
 def _gradients(model: nn.Module, outputs: list[Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -222,8 +283,10 @@ def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
         return 0.0
     if bool(torch.isfinite(expected).all()) and bool(torch.isfinite(got).all()):
         return _gap(what, expected, got, tolerance)
+    if bool(expected.isnan().any()):
+        raise NotANumberError(f"{what} is not a number in the masked model itself")
     both = torch.isfinite(expected) & torch.isfinite(got)
-    if not torch.equal(expected[~both].nan_to_num(1), got[~both].nan_to_num(1)):
+    if not torch.equal(expected[~both], got[~both]):
         raise DifferenceError(f"{what} is not finite in the same places")
     return _gap(what, expected[both], got[both], tolerance) if bool(both.any()) else 0.0
 
@@ -234,6 +297,22 @@ def _gap(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
     if error > tolerance:
         raise DifferenceError(f"{what} differs by {error:.1e} of its size")
     return error
+
+
+def first_not_a_number(model: nn.Module, inputs: Any) -> str:
+    """The first module that returns NaN in eval mode."""
+    found: list[str] = []
+
+    def look(path: str, _module: nn.Module, _inputs: Any, result: Any) -> None:
+        if any(bool(t.isnan().any()) for t in tensors_in(result)):
+            found.append(path)
+
+    hooks = [m.register_forward_hook(partial(look, path)) for path, m in model.named_modules() if path]
+    with torch.no_grad():
+        run(model, inputs, training=False)
+    for hook in hooks:
+        hook.remove()
+    return found[0] if found else "the model's own forward"
 
 
 def first_difference(

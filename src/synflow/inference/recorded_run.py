@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compaction.record.tape import Step, Tape, mark_outputs, recording
+from ..compaction.record.recorder import recording
+from ..compaction.record.tape import Step, Tape, mark_outputs
 from ..compaction.verify import double, inputs_like, run
 from ..errors import SynflowError
 

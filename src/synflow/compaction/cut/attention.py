@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ...errors import SynflowError
 
 __all__ = ["CompactAttention", "Indices", "open_attentions"]
 
@@ -14,14 +17,28 @@ __all__ = ["CompactAttention", "Indices", "open_attentions"]
 Indices = list[int] | list[list[int]]
 
 
+class UnknownWeights(Tensor):
+    """Stands for attention weights where heads are gone; whoever reads it is told."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise SynflowError(
+            "the attention weights are not known: compact has removed heads, since nothing read them in its example. "
+            "Compact the dense model again with an example for which it returns the attention weights; then heads stay"
+        )
+
+
 class CompactAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` with fewer heads, or fewer value channels in each: the same parameters, only smaller.
 
     `nn.MultiheadAttention` takes the width of the model as the number of heads times their size, so a head can't go
-    alone. Here `num_heads`, `head_dim` and `value_dim` are free.
+    alone. Here `num_heads`, `head_dim` and `value_dim` are free. `kept_heads` are the heads of the dense attention that
+    are left of `dense_heads`: masks may have one part per dense head.
     """
 
     value_dim: int
+    dense_heads: int
+    kept_heads: list[int]
 
     @staticmethod
     def fits(module: nn.MultiheadAttention) -> bool:
@@ -40,21 +57,21 @@ class CompactAttention(nn.MultiheadAttention):
         module.__class__ = CompactAttention
         assert isinstance(module, CompactAttention)
         module.value_dim = module.head_dim
+        module.dense_heads, module.kept_heads = module.num_heads, list(range(module.num_heads))
         # PyTorch's fused encoder layer, which knows nothing of sizes of our own, asks for this before it takes over.
         module._qkv_same_embed_dim = False
         return module
 
     def resize(self, kept: Mapping[str, Mapping[int, Indices]]) -> None:
         """Take over the sizes of the weights, of which these indices were kept."""
-        dense_heads, width = self.num_heads, self.num_heads * self.head_dim
-        if self.in_proj_weight is not None:
-            rows = kept.get("in_proj_weight", {}).get(0, list(range(2 * width + dense_heads * self.value_dim)))
-            queries = sum(int(str(row)) < width for row in rows)
-            values = sum(int(str(row)) >= 2 * width for row in rows)
-        else:
-            queries, values = len(self.q_proj_weight), len(self.v_proj_weight)
-        self.num_heads = queries // self.head_dim
-        self.value_dim = values // self.num_heads
+        width = self.num_heads * self.head_dim
+        fused = self.in_proj_weight is not None
+        every = list(range(2 * width + self.num_heads * self.value_dim if fused else width))
+        rows = [int(str(row)) for row in kept.get("in_proj_weight" if fused else "q_proj_weight", {}).get(0, every)]
+        heads = sorted({row // self.head_dim for row in rows if row < width})
+        values = sum(row >= 2 * width for row in rows) if fused else len(self.v_proj_weight)
+        self.kept_heads = [self.kept_heads[head] for head in heads]
+        self.num_heads, self.value_dim = len(heads), values // len(heads)
         self.embed_dim = self.out_proj.weight.shape[0]
 
     def forward(
@@ -68,6 +85,10 @@ class CompactAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if query.is_nested:
+            return self._nested(query), None
+        gone = need_weights and len(self.kept_heads) < self.dense_heads
+        need_weights = need_weights and not gone
         batched = query.dim() == 3
         if not batched:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -100,9 +121,22 @@ class CompactAttention(nn.MultiheadAttention):
         result = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if probabilities is not None and average_attn_weights:
             probabilities = probabilities.mean(1)
+        if gone:
+            probabilities = torch.empty(0).as_subclass(UnknownWeights)
+        elif probabilities is not None and not batched:
+            probabilities = probabilities.squeeze(0)
         if not batched:
-            return result.squeeze(0), None if probabilities is None else probabilities.squeeze(0)
+            return result.squeeze(0), probabilities
         return (result if self.batch_first else result.transpose(0, 1)), probabilities
+
+    def _nested(self, x: Tensor) -> Tensor:
+        """Self-attention of sequences of different lengths, as torch's encoder passes them on in eval mode."""
+        lengths = [len(line) for line in x.unbind()]
+        padded = x.to_padded_tensor(0.0)
+        places = torch.arange(padded.shape[1], device=padded.device)
+        padding = places >= torch.tensor(lengths, device=padded.device)[:, None]
+        result, _ = self(padded, padded, padded, padding, need_weights=False)
+        return torch.nested.as_nested_tensor([line[:n] for line, n in zip(result, lengths, strict=True)])
 
     def _bias(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, causal: bool
@@ -115,6 +149,8 @@ class CompactAttention(nn.MultiheadAttention):
             bias = _additive(attn_mask, q)
             if bias.dim() == 3:  # (batch * heads, queries, keys)
                 bias = bias.unflatten(0, (q.shape[0], -1))
+                if len(self.kept_heads) < self.dense_heads:
+                    bias = bias[:, self.kept_heads]
         if padding is not None:
             padded = _additive(padding, q)[:, None, None, :]
             bias = padded if bias is None else bias + padded

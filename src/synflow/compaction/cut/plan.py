@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..reason.coupling import Coupling
 from ..reason.units import Units
-from ..record.aten_names import FACTORIES, PARTS, VIEWS
-from ..record.tape import Step, Tape
+from ..record.attributes import Attribute
 from ..result import Stayed
-from .surgery import Indices
+from .surgery import Indices, cut
 
-__all__ = ["POLICIES", "families", "kept_indices", "listed_sizes", "remembered_sizes", "stayed"]
-
-_PLAIN = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.Embedding, nn.RNNBase, nn.PReLU)
-_SIZED = VIEWS | PARTS | FACTORIES | {"expand"}
-# Which numbers that a module remembers are sizes that have changed can only be told by their names, or by trying: a
-# table of 32 buckets is no width of 32, and of two heads of two channels perhaps only the heads have changed. A policy
-# says which names are taken for sizes, and which of them if sizes of one number have changed differently.
-_SIZE = r"head|dim|size|width|inner|embed|hidden|feature|channel|chs|group|split|planes|^nf$|^n_|^[a-z]$"
-_HEADS = r"^(?!.*(dim|size|width)).*heads?$"  # how many; `dim_head` is how wide
-POLICIES = tuple(
-    (re.compile(sure), re.compile(doubtful))
-    for sure, doubtful in ((_SIZE, _HEADS), ("", _HEADS), (_SIZE, rf"{_HEADS}|groups?$"), ("", ""), (_SIZE, "$^"))
-)
-Policy = tuple[re.Pattern[str], re.Pattern[str]]
+__all__ = ["families", "kept_in_all", "kept_indices", "remembered_sizes", "stayed"]
 
 
 def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:
@@ -61,74 +48,46 @@ def _per_group(lines: list[list[int]]) -> Indices:
     return lines[0] if size == count else lines[::size]
 
 
-def remembered_sizes(
-    model: nn.Module, coupling: Coupling, gone: Tensor, policy: Policy
-) -> dict[str, dict[str, int | tuple[int, ...]]]:
-    """Sizes and shapes that modules use in reshaping, such as the number of heads, where they have changed.
+def kept_in_all(
+    shape: tuple[int, ...], first: Mapping[int, Indices], second: Mapping[int, Indices]
+) -> dict[int, Indices]:
+    """What is kept of a tensor that is cut twice.
 
-    An attribute is a size if it equals that of a dimension of something the module reshapes, cuts or makes, and a shape
-    if it equals that of all dimensions. Where sizes of one number have changed differently the attribute takes the
-    smallest, if the policy lets it.
+    >>> kept_in_all((4, 3), {0: [0, 2, 3]}, {0: [1, 2], 1: [2]})
+    {0: [2, 3], 1: [2]}
     """
-    sizes: dict[str, dict[int, set[int]]] = {}
-    shapes: dict[str, dict[tuple[int, ...], set[tuple[int, ...]]]] = {}
-    for step in coupling.tape.steps:
-        for number in step.outputs if step.name in _SIZED else ():
-            if number not in coupling.axes:
-                continue
-            shape = coupling.tape.shapes[number]
-            axes = enumerate(coupling.axes[number])
-            left = tuple(shape[dim] if ids is None else _size(ids, dim, gone) for dim, ids in axes)
-            for before, after in zip(shape, left, strict=True):
-                sizes.setdefault(step.module, {}).setdefault(before, set()).add(after)
-            shapes.setdefault(step.module, {}).setdefault(shape, set()).add(left)
-        if "with_sizes" in step.name and step.module in coupling.listed:
-            dim = step.args["dim"] % len(coupling.tape.shapes[step.inputs[0]])
-            parts = [coupling.axes[number][dim] for number in step.outputs]
-            lengths = _lengths(step, coupling.tape)
-            shorter = (n if ids is None else _size(ids, dim, gone) for n, ids in zip(lengths, parts, strict=True))
-            shapes[step.module].setdefault(lengths, set()).add(tuple(shorter))
-    found: dict[str, dict[str, int | tuple[int, ...]]] = {}
-    for path, changes in sizes.items():
-        for part, owner in _owners(model, path, sizes):
-            for name, value in vars(owner).items():
-                if name.startswith("_"):
-                    continue
-                if type(value) is int:
-                    new = changes.get(value, {value})
-                    if new != {value} and policy[len(new) > 1].search(name):
-                        found.setdefault(part, {})[name] = min(new)
-                elif type(value) is tuple and all(type(n) is int for n in value):
-                    others = shapes[path].get(value, set()) - {value}
-                    if len(others) == 1:
-                        found.setdefault(part, {})[name] = others.pop()
-    return found
+    places = cut(cut(torch.arange(torch.Size(shape).numel()).reshape(shape), first), second)
+    kept: dict[int, Indices] = {}
+    for dim in sorted(first.keys() | second.keys()):
+        indices = places // torch.Size(shape[dim + 1 :]).numel() % shape[dim]
+        rows = len(places) if dim else 1  # indices may differ between the rows, which are in groups then
+        kept[dim] = _per_group(indices.movedim(dim, -1).reshape(rows, -1, indices.shape[dim])[:, 0].tolist())
+    return kept
 
 
-def listed_sizes(model: nn.Module, tape: Tape) -> frozenset[str]:
-    """Modules that cut tensors by lists of sizes which they remember, all of them as tuples, so they can be changed."""
-    lists: dict[str, set[tuple[int, ...]]] = {}
-    for step in tape.steps:
-        if "with_sizes" in step.name:
-            lists.setdefault(step.module, set()).add(_lengths(step, tape))
-    return frozenset(
-        path for path, used in lists.items()
-        if used <= {value for value in vars(model.get_submodule(path)).values() if type(value) is tuple}
-    )  # fmt: skip
+def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict[str, dict[str, Any]]:
+    """Sizes that modules remember, such as the number of heads, where they have changed, by path and name.
 
-
-def _lengths(step: Step, tape: Tape) -> tuple[int, ...]:
-    dim = step.args["dim"] % len(tape.shapes[step.inputs[0]])
-    return tuple(tape.shapes[number][dim] for number in step.outputs)
-
-
-def _owners(model: nn.Module, path: str, called: Container[str]) -> Iterator[tuple[str, nn.Module]]:
-    """A module and those of its parts that it asks by other methods than forward, so that their steps count as its."""
-    module = model.get_submodule(path)
-    parts = [(f"{path}.{name}".strip("."), part) for name, part in module.named_children()]
-    for place, owner in ((path, module), *((place, part) for place, part in parts if place not in called)):
-        if not isinstance(owner, (*_PLAIN, nn.MultiheadAttention)):
-            yield place, owner
+    An attribute is a size where the tape shows that it is one: it gives a dimension its size, the same one wherever
+    it does, and is used for nothing else.
+    """
+    tape = coupling.tape
+    found: dict[Attribute, set[int]] = {}
+    for (number, dim), attribute in tape.sizes.items():
+        if number in coupling.axes:
+            ids = coupling.axes[number][dim]
+            left = tape.shapes[number][dim] if ids is None else _size(ids, dim, gone)
+            found.setdefault(attribute, set()).add(left)
+    changed: dict[str, dict[str, Any]] = {}
+    for (path, name, place), sizes in found.items():
+        value = changed.get(path, {}).get(name, vars(model.get_submodule(path))[name])
+        before = value if place is None else value[place]
+        if len(sizes) > 1 or before in sizes or Attribute(path, name, place) in tape.fixed:
+            continue
+        (after,) = sizes
+        new = after if place is None else (*value[:place], after, *value[place + 1 :])
+        changed.setdefault(path, {})[name] = new
+    return changed
 
 
 def _size(ids: Tensor, dim: int, gone: Tensor) -> int:

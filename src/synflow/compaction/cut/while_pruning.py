@@ -22,9 +22,10 @@ from ..reason.coupling_rules import couple
 from ..reason.proof import alive_as_it_is
 from ..reason.removal import choose_units
 from ..record.aten_names import VIEWS
-from ..record.tape import Tape, mark_outputs, recording, tensors_in
+from ..record.recorder import recording
+from ..record.tape import Tape, mark_outputs, tensors_in
 from .attention import open_attentions
-from .plan import POLICIES, kept_indices, remembered_sizes
+from .plan import kept_indices, remembered_sizes
 from .surgery import Indices, shrink, size, tensors
 
 __all__ = ["Cut", "Outline", "cut_down", "outline"]
@@ -46,7 +47,7 @@ class Cut:
     """Kept indices by parameter or buffer and dimension, for all that shrank; sizes that modules remember."""
 
     kept: dict[str, dict[int, Indices]]
-    attributes: dict[str, dict[str, int | tuple[int, ...]]]
+    attributes: dict[str, dict[str, Any]]
 
     def apply(self, model: Model, hollow: Container[str] = ()) -> Model:
         """A smaller copy of a model; parameters that lose nothing are shared with it, `hollow` ones become zeros."""
@@ -87,7 +88,7 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0, ch
         left = sum(size(mask.shape, kept.get(name, {})).numel() for name, mask in masks.items())
         if left > share * sum(mask.numel() for mask in masks.values()):
             break  # with more frozen, even more would be left
-        cut = Cut(kept, remembered_sizes(known.model, coupling, gone, POLICIES[0]))
+        cut = Cut(kept, remembered_sizes(known.model, coupling, gone))
         if not kept or not check or _runs(cut.apply(known.model, masks), known):
             return cut
     return Cut({}, {})

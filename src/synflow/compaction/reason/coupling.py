@@ -16,6 +16,9 @@ from .units import Axes, Units
 __all__ = ["Coupling", "beside", "levelled", "lifted"]
 
 
+FIXED_SIZE = "it is combined with a tensor of fixed size"
+
+
 class UnfollowedError(Exception):
     """A form of an operation in which units cannot be followed; the message names it."""
 
@@ -25,7 +28,8 @@ class Coupling:
     """The units of every tensor on a tape, and the sums over them.
 
     `sums`: (unit ids of the summed index as (batch, k), contraction) for each sum of products;
-    `totals`: (tensor, dimension) for each plain sum; `weights`: tensors made of parameters alone.
+    `totals`: (tensor, dimension) for each plain sum; `weights`: tensors made of parameters alone; `unfollowed`: tensors
+    behind an operation in which units cannot be followed, with the reason.
     """
 
     tape: Tape
@@ -35,7 +39,7 @@ class Coupling:
     totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
     flexible: frozenset[str] = frozenset()
-    listed: frozenset[str] = frozenset()
+    unfollowed: dict[int, str] = field(default_factory=dict)
 
     @functools.cached_property
     def roots(self) -> Tensor:
@@ -110,7 +114,8 @@ def beside(c: Coupling, numbers: Sequence[int], shape: Sequence[int]) -> Axes:
                 continue
             ids = lifted(ids, new)
             if seen[place]:
-                result[place] = c.one(result[place], ids, "it is combined with a tensor of fixed size")
+                reason = next((c.unfollowed[n] for n in numbers if n in c.unfollowed), FIXED_SIZE)
+                result[place] = c.one(result[place], ids, reason)
             else:
                 result[place], seen[place] = ids, True
     return result

@@ -107,8 +107,8 @@ def parts(c: Coupling, step: Step) -> None:
     whole = len(pieces) == 1 and pieces[0] == (0, shape[dim])
     if ids is not None and not whole and step.module not in c.flexible:
         listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow by itself
-        if listed and step.module in c.listed:
-            pass
+        if listed and all((number, dim) in c.tape.sizes for number in step.outputs):
+            pass  # but these are attributes, which can be changed
         elif drop or listed or step.name == "slice" or len({length for _, length in pieces}) > 1:
             c.units.freeze(ids, "it is cut at a fixed place")
         else:

@@ -21,7 +21,9 @@ def matrix_product(c: Coupling, p: Contraction, attention: bool = False) -> None
     if k_y is not None:
         k_y = c.units.level(k_y, [rank - 1])
     if p.shapes[0][-1] > 1:
-        k = c.one(k_x, k_y, "it is multiplied with a matrix of fixed size")
+        k = c.one(k_x, k_y, c.unfollowed.get(p.x, "it is multiplied with a matrix of fixed size"))
+        if k is None and p.x in c.unfollowed:
+            k = k_y  # so that what is dead there is named, with the reason
         if k is not None:
             if (attention and rank == 3) or (p.x not in c.weights and p.y not in c.weights):
                 c.units.freeze(k, "products of activations are scaled by its size")
@@ -45,7 +47,7 @@ def convolution(c: Coupling, p: Contraction) -> None:
     """Plain, grouped, transposed."""
     groups, rank = p.groups, len(p.shapes[0])
     spatial = [1] * (rank - 2)
-    fixed = "the convolved tensor has a fixed size"
+    fixed = c.unfollowed.get(p.x, "the convolved tensor has a fixed size")
     x = levelled(c, c.of(p.x), [0, *range(2, rank)])
     c.freeze(p.x, range(2, rank), "it is convolved over")
     channels = None if x[1] is None else x[1].reshape(-1)
@@ -60,7 +62,10 @@ def convolution(c: Coupling, p: Contraction) -> None:
         c.freeze(p.y, range(2, rank), "it is convolved with")
         taken, outer = (weight[0], weight[1]) if p.transposed else (weight[1], weight[0])
         if p.shapes[0][1] > 1:
-            k = c.one(channels, None if taken is None else taken.reshape(-1), fixed)
+            taken = None if taken is None else taken.reshape(-1)
+            k = c.one(channels, taken, fixed)
+            if k is None and p.x in c.unfollowed:
+                k = taken
             if k is not None:
                 c.sums.append((k.reshape(1, -1), p))
         made = None if outer is None else outer.reshape(-1)

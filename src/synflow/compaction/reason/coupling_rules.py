@@ -20,6 +20,7 @@ from ..record.aten_names import (
     PERMUTATIONS,
     POOLS,
     REDUCTIONS,
+    SCATTERED,
     VIEWS,
 )
 from ..record.tape import Step, Tape
@@ -33,10 +34,9 @@ from .units import Axes
 __all__ = ["couple"]
 
 
-def couple(tape: Tape, flexible: frozenset[str] = frozenset(), listed: frozenset[str] = frozenset()) -> Coupling:
-    """Find the units of a tape; `flexible` modules cut tensors at places that follow when sizes change, `listed` ones
-    have lists of sizes that can be changed."""
-    coupling = Coupling(tape, weights=set(tape.leaves), flexible=flexible, listed=listed)
+def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
+    """Find the units of a tape; `flexible` modules cut tensors at places that follow when sizes change."""
+    coupling = Coupling(tape, weights=set(tape.leaves), flexible=flexible)
     for step in tape.steps:
         if step.inputs and coupling.weights.issuperset(step.inputs):
             coupling.weights.update(step.outputs)
@@ -45,8 +45,15 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset(), listed: frozenset
             coupling.freeze_all(step.inputs, reason)
             for number in step.outputs:
                 coupling.axes[number] = [None] * len(tape.shapes[number])
-    for number in tape.outputs:
-        coupling.freeze_all([number], "it is an output of the model")
+        else:
+            reason = next((coupling.unfollowed[n] for n in step.inputs if n in coupling.unfollowed), None)
+        if reason is not None:
+            behind = [n for n in step.outputs if all(ids is None for ids in coupling.of(n))]
+            coupling.unfollowed.update(dict.fromkeys(behind, reason))
+    for path in {path for _, path in tape.decisions}:
+        where = f"the code of {path}" if path else "the model's own code"
+        coupling.freeze_all(sorted(tape.seen[path]), f"{where} decides on values, and may do something else with it")
+    coupling.freeze_all(sorted(tape.outputs), "it is an output of the model")
     return coupling
 
 
@@ -100,6 +107,18 @@ def _pool(c: Coupling, step: Step) -> None:
     c.freeze(step.inputs[0], spatial, "it is pooled over")
     for out in step.outputs:
         c.axes[out] = [*levelled(c, source, spatial)[:2], *[None] * len(spatial)]
+
+
+def _scattered(c: Coupling, step: Step) -> None:
+    """Elements taken from, or added up at, places along one dimension that a table of numbers says."""
+    moved = [n for n in (step.ref("self"), step.ref("source"), step.ref("src")) if n is not None]
+    shape, dim = c.tape.shapes[moved[0]], step.args["dim"]
+    for number in moved:
+        c.freeze(number, [dim], f"it is looked up by number ({step.name})")
+        c.axes[number] = levelled(c, c.of(number), [dim % len(shape)])
+    result = beside(c, moved, c.tape.shapes[step.outputs[0]])
+    result[dim] = None
+    c.axes[step.outputs[0]] = result
 
 
 def _embedding(c: Coupling, step: Step) -> None:
@@ -180,6 +199,7 @@ _RULES: dict[str, Callable[[Coupling, Step], None]] = {
     **dict.fromkeys(POOLS, _pool),
     **dict.fromkeys(FACTORIES, _factory),
     **dict.fromkeys(LIKE, _like),
+    **dict.fromkeys(SCATTERED, _scattered),
     "expand": moves.expand,
     "cat": moves.cat,
     "stack": moves.stack,

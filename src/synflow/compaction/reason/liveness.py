@@ -15,7 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..record.aten_names import ALONG, BATCH_NORMS, BINARY, FLAT, MOVES, ODD, OTHER_UNARY, POOLS, REDUCED_ONCE, SAME
+from ..record.aten_names import (
+    ALONG,
+    BATCH_NORMS,
+    BINARY,
+    FLAT,
+    MOVES,
+    ODD,
+    OTHER_UNARY,
+    POOLS,
+    REDUCED_ONCE,
+    SAME,
+    SCATTERED,
+)
 from ..record.tape import Ref, Step, Tape
 from .contractions import Contraction, contraction, product
 from .movement import compressed, move
@@ -95,6 +107,10 @@ def _planes(state: _State, step: Step) -> list[Tensor] | None:
         return [_normalised(state, step)]
     if name in ("zeros", "new_zeros", "zeros_like"):
         return [torch.zeros([1] * len(tape.shapes[step.outputs[0]]), dtype=torch.bool)]
+    if name in SCATTERED:
+        numbers = [n for n in (step.ref("self"), step.ref("source"), step.ref("src")) if n is not None]
+        first, *others = (some(state.value(number), [step.args["dim"]], keepdim=True) for number in numbers)
+        return [first + others[0] if others else first]
     if name == "embedding":
         columns = some(state.value(step.ref("weight")), [0])
         return [columns.reshape([1] * (len(tape.shapes[step.outputs[0]]) - 1) + [-1])]

@@ -43,3 +43,5 @@ REDUCTIONS = {"sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "var"
               "logsumexp", "prod"}  # fmt: skip
 REDUCED_ONCE = {"sum", "mean", "amax", "amin", "linalg_vector_norm"}  # to one tensor, zeros to zero
 ALONG = {"_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"}
+# Along one dimension elements are taken from, or added up at, places that a tensor of numbers says.
+SCATTERED = {"gather", "index_add", "scatter_add"}

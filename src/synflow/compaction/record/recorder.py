@@ -1,0 +1,242 @@
+"""Running a model and writing down what it does.
+
+The recording happens below autograd, where every model, however it is written, comes down to a few dozen ATen
+operations on real tensors: nothing is traced symbolically, so no model is refused for its Python code. Above, calls are
+watched for what operations do not show: where sizes come from, and which values the code looks at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from ...support import windows
+from ...support.private_torch import TorchDispatchMode, pytree
+from .attributes import Attribute, asked_sizes, sizes_in, tagged
+from .tape import NUMBER, Ref, Step, Tape, number_of
+
+__all__ = ["recording"]
+
+_CONVOLUTION = "aten::convolution"
+_KEPT_CONSTANTS = 1 << 22  # whole numbers in one tensor, up to which the tape holds them: index tables are smaller
+# Operations, and functions that no operation shows, by which values of tensors come into Python, which may decide on
+# them; the numbers that `nonzero` returns it counts.
+_READING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
+_READING_FUNCTIONS = {"tolist", "numpy", "__array__"}
+
+_Place = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _overlap(one: _Place, other: _Place) -> bool:
+    """Do two views of a storage share an element? Halves of a tensor don't, though they share the storage."""
+
+    def end(place: _Place) -> int:
+        return place[2] + sum((size - 1) * stride for size, stride in zip(*place[:2], strict=True)) + 1
+
+    seen = torch.zeros(max(end(one), end(other)), dtype=torch.bool)
+    seen.as_strided(*one).fill_(True)
+    return bool(seen.as_strided(*other).any())
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, tape: Tape, hollow: bool = False) -> None:
+        super().__init__()
+        self.tape, self.hollow = tape, hollow
+        self.path: list[str] = [""]
+        self.training = False
+        self.storages: dict[int, list[int]] = {}
+        self.places: dict[int, _Place] = {}
+        self.stale: dict[int, list[int]] = {}  # storage written through other tensors, these
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds
+
+    def number(self, tensor: Tensor) -> int:
+        number = number_of(tensor, self.tape)
+        if number is None:
+            number = self.new_number(tensor)
+            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
+                self.tape.constants[number] = tensor.detach().clone()
+        elif number in self.stale:
+            writers = [w for w in self.stale.pop(number) if _overlap(self.places[number], self.places[w])]
+            if writers:
+                read = (number, *writers)
+                number = self.new_number(tensor)
+                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
+        return number
+
+    def new_number(self, tensor: Tensor) -> int:
+        number = len(self.tape.shapes)
+        self.tape.shapes.append(tuple(tensor.shape))
+        setattr(tensor, NUMBER, (self.tape, number))
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
+            self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
+            self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            if argument.name not in named and argument.has_default_value():
+                named[argument.name] = argument.default_value
+        read: list[int] = []
+
+        def refer(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                read.append(self.number(leaf))
+                return Ref(read[-1])
+            return leaf
+
+        by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
+        result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
+        for argument in schema.arguments:
+            written = named.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
+                self.write(written)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and not any(tensor is a for a in named.values()):
+                self.new_number(tensor)
+        made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        outputs = tuple(self.number(t) for t in made)
+        for tensor in made:  # index tables are needed to say what they pick
+            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
+                self.tape.constants[self.number(tensor)] = tensor.detach().clone()
+        name = func._schema.name.split("::")[1]
+        name = name.removesuffix("_") if not name.startswith("__") else name
+        self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
+        self.tape.seen.setdefault(self.path[-1], set()).update(read, outputs)
+        if name in _READING:
+            self.tape.decisions += [(number, self.path[-1]) for number in read]
+        return result
+
+    def enter(self, path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.hand_over(path, (args, kwargs))
+        self.path.append(path)
+
+    def leave(self, path: str, _: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        self.path.pop()
+        self.hand_over(path, result)
+
+    def hand_over(self, path: str, values: Any) -> None:
+        """The caller and the called module both see what is passed between them."""
+        given = [number_of(leaf, self.tape) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+        numbers = {number for number in given if number is not None}
+        for place in (path, self.path[-1]):
+            self.tape.seen.setdefault(place, set()).update(numbers)
+
+    def write(self, tensor: Tensor) -> None:
+        old = self.number(tensor)
+        if old in self.tape.leaves:
+            self.tape.written.add(old)
+        number = self.new_number(tensor)
+        sharing = self.storages.get(tensor.untyped_storage().data_ptr(), [])
+        for other in sharing:
+            if other not in (old, number):
+                self.stale.setdefault(other, []).append(number)
+
+
+class _Calls(TorchFunctionMode):
+    """Watches calls as the model's code makes them: which attributes their sizes are, and which values it reads."""
+
+    def __init__(self, model: nn.Module, recorder: _Recorder) -> None:
+        super().__init__()
+        self.model, self.recorder = model, recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tape, path, name = self.recorder.tape, self.recorder.path[-1], getattr(func, "__name__", "")
+        if name in _READING_FUNCTIONS:
+            tape.decisions.append((self.recorder.number(args[0]), path))
+        result = func(*args, **kwargs)
+        sizes = list(sizes_in([*args, *kwargs.values()]))
+        if not sizes:
+            return result
+        made = [tensor for tensor in pytree.tree_leaves(result) if isinstance(tensor, Tensor)]
+        asked = [row for row in asked_sizes(name, args, kwargs, made) if any(row[2] is size for size in sizes)]
+        for tensor, dim, size in asked:
+            if (number := number_of(tensor, tape)) is not None:
+                tape.sizes[number, dim] = self.own(size.attribute, path, size)
+        elsewhere = (size for size in sizes if not any(size is other for *_, other in asked))
+        tape.fixed.update(self.own(size.attribute, path, size) for size in elsewhere)
+        return result
+
+    def own(self, attribute: Attribute, path: str, size: int) -> Attribute:
+        """A number that some cache handed to another module is the attribute of this one, if it has the same."""
+        value = vars(self.model.get_submodule(path)).get(attribute.name)
+        if attribute.place is not None:
+            value = value[attribute.place] if type(value) is tuple and len(value) > attribute.place else None
+        return attribute._replace(path=path) if value == size else attribute
+
+
+def _zeros(
+    x: Tensor, weight: Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """What a convolution returns, without its values."""
+    sizes = []
+    for dim, length in enumerate(x.shape[2:]):
+        step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
+        width = weight.shape[2 + dim]
+        # The other way round it is the image from which as many windows would be cut, and some more.
+        whole = (length - 1) * step - 2 * pad + apart * (width - 1) + 1 + more
+        sizes.append(whole if transposed else windows.count(length, width, step, pad, apart))
+    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
+
+
+@contextlib.contextmanager
+def recording(model: nn.Module, tape: Tape, training: bool, hollow: bool = False) -> Iterator[None]:
+    """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
+
+    With `hollow`, convolutions, which take most of the time and on whose values models do not decide, return zeros.
+
+    The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
+    caller passes on as the model's outputs is recorded with `mark_outputs`.
+    """
+    recorder = _Recorder(tape, hollow)
+    recorder.training = training
+    known = {name: number for number, name in tape.leaves.items()}
+    for name, tensor in _leaves(model):
+        number = known.get(name, len(tape.shapes))
+        if name not in known:
+            tape.shapes.append(tuple(tensor.shape))
+            tape.leaves[number] = name
+            tape.trained.update([number] if isinstance(tensor, nn.Parameter) else [])
+            if not tensor.is_floating_point():
+                tape.constants[number] = tensor.detach().clone()
+        setattr(tensor, NUMBER, (tape, number))
+    hooks = []
+    for path, module in model.named_modules():
+        enter, leave = functools.partial(recorder.enter, path), functools.partial(recorder.leave, path)
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), tagged(model), recorder, _Calls(model, recorder):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        for _, tensor in _leaves(model):
+            delattr(tensor, NUMBER)
+
+
+def _leaves(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, a tied one once under its first name."""
+    seen: set[int] = set()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
