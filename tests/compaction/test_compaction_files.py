@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from compact_twins import random_masks
+from blocks import SelfAttention
+from compact_twins import random_masks, without
 from synflow.compaction import compact, expand, load_compact, save_compact
 from synflow.errors import SynflowError
 from synflow.masks.attach import attach, attached, bake
@@ -164,6 +165,48 @@ def test_expanded_weights_have_dense_names_shapes_and_the_same_outputs(name):
     args = sample.example if isinstance(sample.example, tuple) else (sample.example,)
     with torch.no_grad():
         torch.testing.assert_close(dense.eval()(*args), small.eval()(*args), rtol=1e-4, atol=1e-5)
+
+
+def conv_groups():
+    grouped = nn.Conv2d(16, 16, 3, groups=4, bias=False)
+    layers = [nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), grouped, nn.ReLU(), nn.Conv2d(16, 2, 1)]
+    return nn.Sequential(*layers), torch.randn(2, 3, 6, 6), (("5.weight", [0, 5, 8, 12]), ("3.weight", [1]))
+
+
+def heads():
+    model = nn.Sequential(nn.Linear(3, 16), SelfAttention(4, 4), nn.Linear(16, 2))
+    name = "1.attention.out_proj.weight"
+    return model, torch.randn(2, 5, 3), ((name, [4, 5, 6, 7]), (name, [0, 1, 2, 3, 4, 9]))
+
+
+def hidden():
+    model = nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
+    return model, torch.randn(2, 3), (("2.weight", [0, 5, 6]), ("2.weight", [1, 2]))
+
+
+@pytest.mark.parametrize("build", [conv_groups, heads, hidden])
+def test_a_network_that_was_compacted_twice_loads_and_expands_from_the_dense_one(build, tmp_path):
+    model, example, unread = build()
+    first = second = model
+    for name, gone in unread:
+        first, second = second, compact(second, example, {name: without(bake_copy(second), name, 1, gone)})
+        assert count(second) < count(first)
+    assert second.compaction.parameters == (count(model), count(second))
+    save_compact(second, tmp_path / "twice")
+    loaded = load_compact(model, tmp_path / "twice")
+    assert loaded.compaction == second.compaction
+    for again in (loaded, expand(second, model)):
+        torch.testing.assert_close(again.eval()(example), second.eval()(example), rtol=1e-4, atol=1e-5)
+
+
+def bake_copy(model):
+    plain = copy.deepcopy(model)
+    bake(plain)
+    return plain
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_expanding_needs_the_dense_model(small):

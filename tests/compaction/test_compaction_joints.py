@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from compact_twins import check, width, without
-from synflow.compaction import compact, load_compact, save_compact
-from synflow.masks.attach import attach, bake
+from synflow.compaction import load_compact, save_compact
+from synflow.masks.attach import bake
 
 X = torch.randn(4, 3)
 
@@ -111,47 +111,6 @@ def test_channels_of_queries_and_keys_stay_since_their_number_is_the_scale():
     small = check(model, masks, torch.randn(2, 5, 8))
     assert (width(small, "q"), width(small, "k")) == (8, 8)
     assert any("scaled by its size" in stay.reason for stay in small.compaction.stayed)
-
-
-class Normalised(nn.Module):
-    """Outputs of length one, as of CLIP: not a number where everything is pruned."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
-
-    def forward(self, x):
-        y = self.out(torch.relu(self.first(x)))
-        return y / y.norm(dim=-1, keepdim=True)
-
-
-def test_a_model_whose_own_gradients_are_not_finite_is_left_as_it_is_and_that_is_said():
-    model = Normalised()
-    small = compact(model, X, {"out.weight": torch.zeros(2, 4, dtype=torch.bool)})
-    assert width(small, "first") == 4
-    assert "not finite in the masked model itself" in small.compaction.notes[0]
-
-
-class Also(Normalised):
-    """Hidden units beside outputs that are not a number, as of CLIP with its hidden states."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.last = nn.Linear(3, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        x = self.last(torch.relu(self.inner(x)))
-        return x, super().forward(x)
-
-
-def test_outputs_that_are_nowhere_finite_do_not_hide_the_others():
-    model = Also()
-    masks = {"out.weight": torch.zeros(2, 4, dtype=torch.bool), "last.weight": without(model, "last.weight", 1, [1, 4])}
-    small = compact(model, X, masks)
-    assert (width(small, "inner"), width(small, "first")) == (4, 1)
-    assert "some outputs are nowhere finite" in small.compaction.notes[0]
-    assert small.compaction.modes == ("eval", "train")
-    torch.testing.assert_close(small(X)[0], attach(model, masks)(X)[0])
 
 
 class Parted(nn.Module):

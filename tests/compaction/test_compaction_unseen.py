@@ -79,7 +79,7 @@ def test_numbers_from_a_cache_belong_to_the_module_that_uses_them():
             self.heads, self.first, self.out = 4, nn.Linear(8, 8), nn.Linear(8, 8)
 
         def forward(self, x):
-            heads = shapes.setdefault((8, 4), self.heads)  # as einops does
+            heads = shapes.setdefault(self.heads, self.heads)  # as the caches of einops do
             parts = self.first(x).relu().view(len(x), heads, 2)
             return x + self.out(parts.flatten(1))
 
@@ -300,6 +300,18 @@ def test_nan_is_never_equal():
     masks = {"0.weight": torch.zeros(4, 3, dtype=torch.bool)}
     with pytest.raises(SynflowError, match="returns nan on the example, first in 1, .* keep a weight there"):
         compact(model, torch.randn(2, 3), masks)
+
+
+def test_gradients_that_are_not_numbers_keep_the_units():
+    class Rooted(nn.Module):
+        def forward(self, x):
+            return (x.relu() * x).sqrt()  # at zero the slope is infinity times zero
+
+    model = nn.Sequential(nn.Linear(3, 6), Rooted(), nn.Linear(6, 2))
+    nn.init.constant_(model[0].bias, -9.0)
+    small = compact(model, torch.randn(2, 3), {"2.weight": without(model, "2.weight", 1, [1])})
+    assert width(small) == 6
+    assert "not finite in the masked model itself" in small.compaction.notes[0]
 
 
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])

@@ -236,11 +236,8 @@ def _gradients(model: nn.Module, outputs: list[Tensor], masks: Mapping[str, Tens
     """Gradients of a random sum of the outputs with respect to every weight, zero where pruned."""
     generator = torch.Generator().manual_seed(1)
     directions = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
-    finite = [bool(torch.isfinite(output).any()) for output in outputs]
     terms = [
-        (output.double() * direction).sum()
-        for output, direction, some in zip(outputs, directions, finite, strict=True)
-        if output.requires_grad and (some or not any(finite))  # what is nowhere a number would hide all the others
+        (o.double() * direction).sum() for o, direction in zip(outputs, directions, strict=True) if o.requires_grad
     ]
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     found: tuple[Tensor | None, ...] = (None,) * len(weights)

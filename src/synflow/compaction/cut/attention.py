@@ -87,6 +87,8 @@ class CompactAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if query.is_nested:
             return self._nested(query), None
+        if is_causal and key_padding_mask is None and not need_weights:
+            attn_mask = None  # a hint that torch takes in place of the mask
         gone = need_weights and len(self.kept_heads) < self.dense_heads
         need_weights = need_weights and not gone
         batched = query.dim() == 3
