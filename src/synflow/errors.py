@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "need", "similar"]
+__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "named", "need", "similar"]
 
 
 class SynflowError(ValueError):
@@ -61,6 +61,18 @@ def choose(kind: str, name: object, table: dict[str, Any]) -> Any:
     if isinstance(name, str) and name in table:
         return table[name]
     raise SynflowError(f"no {kind} {name!r}; choose from {', '.join(sorted(table))}, or pass a callable")
+
+
+def named(kind: str, name: str, table: Mapping[str, Any] | Iterable[str], others: str = "") -> None:
+    """Refuse a name that is not in a table, where nothing but names can be given; `others` says what else can.
+
+    >>> named("score", "synflo", ["synflow", "snip"])
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: no score 'synflo' (did you mean synflow?); choose from snip, synflow
+    """
+    every = sorted(table)
+    if name not in every:
+        raise SynflowError(f"no {kind} {name!r}{similar(name, every)}; choose from {', '.join(every)}{others}")
 
 
 def similar(name: str, names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 import synflow
 from checks import timeless
-from synflow.errors import SynflowError
+from synflow.errors import MissingExtraError, SynflowError
 from synflow.experiments import results, runs, sweeps
 from synflow.experiments.configs import Config, configured, from_dict, identity, to_dict
 from synflow.experiments.recipes import Recipe
@@ -164,7 +164,7 @@ def limited(code, *arguments, limit):
 
 RUN = """
     import json, sys
-    from synflow.errors import SynflowError
+    from synflow.errors import MissingExtraError, SynflowError
     from synflow.experiments.configs import from_dict
     from synflow.experiments.runs import Context, execute
     try:
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 POWERLESS = """
     import json, os, sys
     import synflow.experiments.loggers, synflow.experiments.tasks
-    from synflow.errors import SynflowError
+    from synflow.errors import MissingExtraError, SynflowError
     from synflow.experiments.configs import from_dict
     from synflow.experiments.runs import execute
     if os.geteuid() == 0:  # root may write anywhere
@@ -347,6 +347,9 @@ def test_loggers(tmp_path, logger):
         assert run.data.params["model"] == "fc"
 
 
-def test_unknown_logger(tmp_path):
-    with pytest.raises(SynflowError, match="no logger 'wandb'; choose from mlflow, tensorboard"):
+def test_a_logger_that_is_not_there_is_named_with_its_extra(tmp_path, monkeypatch):
+    with pytest.raises(SynflowError, match="no logger 'notes'; choose from mlflow, tensorboard, wandb"):
+        execute(QUICK, tmp_path, Context(loggers=("notes",)))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtraError, match=r"this needs 'wandb'; install it with: pip install 'synflow\[wandb\]'"):
         execute(QUICK, tmp_path, Context(loggers=("wandb",)))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import time
 
 import pytest
 
+import synflow
 from checks import timeless
 from synflow.errors import SynflowError
 from synflow.experiments import local, sweeps
 from synflow.experiments.configs import Config, configured, identity, to_dict
 from synflow.experiments.recipes import Recipe
-from synflow.experiments.runs import Context, folder_of, is_done, locked
+from synflow.experiments.results import collect
+from synflow.experiments.runs import Context, execute, folder_of, is_done, locked
 from synflow.experiments.sealed_json import read_json, read_lines
 
 BASE = Config(
@@ -69,10 +72,31 @@ def test_ray_gives_the_same(tmp_path, calm):
 
 def test_a_run_that_cannot_succeed_is_tried_once(tmp_path):
     bad = configured(BASE, dataset="cifar10", compression=2.0)
-    outcome = sweeps.run_sweep([bad], tmp_path, None, sweeps.Place("local", 1, retries=3))
-    ((_, why),) = outcome.failed.items()
-    assert "--data-dir" in why
-    assert read_json(folder_of(bad, tmp_path) / "failure.json")["attempts"] == 1
+    local.work([bad], tmp_path, Context(), retries=3)
+    failure = read_json(folder_of(bad, tmp_path) / "failure.json")
+    assert "--data-dir" in failure["error"]
+    assert failure["attempts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "context", "said"),
+    [
+        ({"dataset": "cifar10"}, Context(), "--data-dir"),
+        ({"dataset": "imagenet"}, Context(data_dir="nowhere"), "nowhere is no folder"),
+        ({"model": "resnt20"}, Context(), "no model 'resnt20'"),
+        ({"model": "vgg16"}, Context(), "at least 16 x 16 pixels"),
+        ({"method": "none.py:f"}, Context(), "none.py: there is no such file"),
+        ({"task": "trane"}, Context(), "no task 'trane' (did you mean train"),
+        ({}, Context(device="cuda:77"), "device 'cuda:77' cannot be used"),
+        ({}, Context(loggers=("paper",)), "no logger 'paper'; choose from mlflow, tensorboard, wandb"),
+    ],
+)
+@pytest.mark.parametrize("on", ["here", "local"])
+def test_what_every_run_needs_is_checked_before_the_first_one(tmp_path, settings, context, said, on):
+    configs = [configured(BASE, compression=c, **settings) for c in (2.0, 5.0)]
+    with pytest.raises(SynflowError, match=re.escape(said)):
+        sweeps.run_sweep(configs, tmp_path, context, sweeps.Place(on))
+    assert not list(tmp_path.iterdir()), "nothing was started"
 
 
 def test_other_errors_are_tried_again(tmp_path, monkeypatch):
@@ -91,13 +115,70 @@ def test_other_errors_are_tried_again(tmp_path, monkeypatch):
     assert not (folder_of(GRID[0], tmp_path) / "failure.json").exists()
 
 
-def test_a_run_in_other_hands_is_left_to_them(tmp_path):
-    folder = folder_of(GRID[0], tmp_path)
+def test_a_run_in_other_hands_is_waited_for(tmp_path):
+    folder, told = folder_of(GRID[0], tmp_path), []
     folder.mkdir(parents=True)
-    with locked(folder):
-        outcome = sweeps.run_sweep(GRID[:2], tmp_path)
-    assert len(outcome.done) == 1
-    assert "is being done by process" in outcome.failed[identity(GRID[0])]
+    lock = locked(folder)
+    lock.__enter__()
+
+    def tell(text):
+        told.append(text)
+        if text.startswith("[1/2]"):
+            lock.__exit__(None, None, None)  # who held it has died
+
+    outcome = sweeps.run_sweep(GRID[:2], tmp_path, tell=tell)
+    outcome.check()
+    assert sorted(outcome.done) == sorted(map(identity, GRID[:2]))
+    assert told[0].endswith("left to it for now")
+    assert [text[:5] for text in told[1:]] == ["[1/2]", "[2/2]"]
+
+
+@pytest.mark.integration
+def test_a_sweep_that_is_started_twice_succeeds_twice(tmp_path):
+    words = "sweep --set model=fc --set width=0.2 --set train_per_class=15 --grid compression=2,3,4,5 --grid seed=0..1"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "synflow", *words.split()], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert all("8 runs done" in text for text in said)
+
+
+SCORE = """
+from synflow.pruning.scores import traits
+
+def small(network, masks=None):
+    return {name: -weight.abs() for name, weight in network.weights.items()}
+
+@traits(needs_data=True)
+def loss(network, masks=None):
+    from synflow.pruning.gradients import loss_gradients
+    return {name: value.abs() for name, value in loss_gradients(network, masks, training=True).items()}
+
+def at_once(step, steps, density):
+    return density
+"""
+
+
+@pytest.mark.parametrize("on", ["here", "local"])
+def test_scores_and_schedules_of_ones_own(tmp_path, monkeypatch, on):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(SCORE)
+    base = configured(BASE, schedule="my.py:at_once", compression=5.0, steps=2)
+    configs = sweeps.grid(base, {"method": ["my.py:small", "my.py:loss"]})
+    root = tmp_path / "runs"
+    sweeps.run_sweep(configs, root, None, sweeps.Place(on, 1, 1)).check()
+    masks = synflow.load_masks(folder_of(configs[0], root) / "masks.safetensors")
+    assert masks.about["method"] == "small"
+    assert masks.about["schedule"] == "at_once"
+    (tmp_path / "my.py").write_text(SCORE + "\n# another version")
+    with pytest.raises(SynflowError, match=r"was done with another version of my\.py; remove the folder"):
+        execute(configs[0], root)
+    (tmp_path / "my.py").unlink()
+    assert len(collect(root)[0]) == 2, "reading results runs no file"
 
 
 def test_unknown_place(tmp_path):

@@ -52,7 +52,7 @@ def test_the_papers_table():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "lion"}, "no optimizer 'lion'; choose from adam, momentum, sgd"),
+        ({"optimizer": "lion"}, "no optimizer 'lion'; choose from adam, adamw, momentum, sgd"),
         ({"lr_schedule": "x"}, "choose from constant, cosine, one_cycle, step"),
         ({"precision": "int8"}, "no precision"),
         ({"lr": 0.0}, "above 0"),

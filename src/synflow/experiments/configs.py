@@ -11,26 +11,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synflow import SCHEDULES, SCOPES, SCORES
-from synflow.errors import SynflowError, choose
+from synflow.errors import SynflowError, named
 
+from ..models.own_files import function_in, is_file
+from ..pruning.scores import traits_of
 from .data import DATASETS
-from .recipes import Recipe
+from .recipes import STARTS, Recipe
 
 __all__ = [
     "ABLATIONS",
     "METHODS",
-    "METHODS_WITH_DATA",
     "TRIALS",
     "Config",
     "configured",
     "from_dict",
     "identity",
     "names",
+    "reads_data",
+    "starting_point",
     "to_dict",
 ]
 
 ABLATIONS = ("none", "reinitialise", "shuffle", "invert")
-METHODS_WITH_DATA = frozenset({"snip", "grasp", "force", "obd", "taylor_fo", "skeletonization"})
 # Scores on trial: only experiments know them, by these names.
 TRIALS = ("balanced_norms",)
 # What stands for itself beside the scores: no pruning, and plain narrower networks as large as SynFlow's result.
@@ -44,6 +46,7 @@ class Config:
     `images_per_class`, or `images` in all, are what SNIP and GraSP are scored on. `scoring="eval"` is the paper's first
     version: SNIP and GraSP in eval mode, GraSP with the opposite sign. `compact=False` trains the masked network, with
     the same result. `rounds` and `rewind` are those of iterative magnitude pruning; `rewind=False` is as published.
+    Model, method and schedule may be functions of the user's, `file.py:function`.
     """
 
     task: str = "train"
@@ -70,14 +73,34 @@ class Config:
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
-        choose("data set", self.dataset, dict(DATASETS))
-        choose("method", self.method, dict.fromkeys(METHODS))
-        choose("schedule", self.schedule, dict(SCHEDULES))
-        choose("scope", self.scope, dict(SCOPES))
-        choose("ablation", self.ablation, dict.fromkeys(ABLATIONS))
-        choose("scoring mode", self.scoring, dict.fromkeys(("train", "eval")))
+        named("data set", self.dataset, DATASETS)
+        for kind, name, table in (("method", self.method, METHODS), ("schedule", self.schedule, SCHEDULES)):
+            if not is_file(name):
+                named(kind, name, table, ", or file.py:function")
+        named("scope", self.scope, SCOPES)
+        named("ablation", self.ablation, ABLATIONS)
+        named("scoring mode", self.scoring, ("train", "eval"))
         if not self.compression >= 1:
             raise SynflowError(f"compression must be at least 1, got {self.compression!r}")
+
+
+def reads_data(method: str) -> bool:
+    """Whether a method reads images, as the traits of its score say; the file of a score of one's own runs.
+
+    >>> reads_data("snip"), reads_data("synflow"), reads_data("dense")
+    (True, False, False)
+    """
+    score = function_in(method) if is_file(method) else SCORES.get(method)
+    return score is not None and traits_of(score).needs_data
+
+
+def starting_point(settings: Mapping[str, Any]) -> Config:
+    """What a sweep starts from: the defaults, with a recipe that suits the data set where there is one.
+
+    >>> starting_point({"dataset": "digits"}).recipe.epochs, starting_point({"dataset": "cifar10"}).recipe.epochs
+    (20, 1)
+    """
+    return Config(recipe=STARTS.get(settings.get("dataset", Config.dataset), Recipe()))
 
 
 def configured(base: Config, **changes: Any) -> Config:
@@ -93,6 +116,8 @@ def configured(base: Config, **changes: Any) -> Config:
     recipe = changes.pop("recipe", base.recipe)
     if isinstance(recipe, Mapping):
         recipe = replace(base.recipe, **_typed(Recipe, recipe))
+    if not isinstance(recipe, Recipe):
+        raise SynflowError(f"recipe must be a table of settings, got {recipe!r}")
     for_recipe = {name: value for name, value in changes.items() if name in inner}
     own = {name: value for name, value in changes.items() if name not in inner}
     return replace(base, **_typed(Config, own), recipe=replace(recipe, **_typed(Recipe, for_recipe)))
@@ -114,6 +139,8 @@ def _typed(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
         wanted = {"float": (float, int), "bool": (bool,), "str": (str,), "int": (int,), "int | None": (int, type(None))}
         if kind.startswith("tuple"):
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
+            if not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+                raise SynflowError(f"{name} must be a list of whole numbers, got {list(value)!r}")
         elif not isinstance(value, wanted[kind]) or (kind != "bool" and isinstance(value, bool)):
             raise SynflowError(f"{name} must be {kind}, got {value!r}")
         typed[name] = float(value) if kind == "float" else value
@@ -132,8 +159,11 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def canonical(config: Config) -> Config:
-    """One config for what is one run: images do not matter to most scores, nor the method at compression 1."""
-    if config.method not in METHODS_WITH_DATA:
+    """One config for what is one run: images do not matter to most scores, nor the method at compression 1.
+
+    A score of the user's is taken to read them: results are read without running anybody's file.
+    """
+    if not is_file(config.method) and not reads_data(config.method):
         default = Config()
         unseen = ("images_per_class", "images", "scoring")
         config = replace(config, **{name: getattr(default, name) for name in unseen})

@@ -13,6 +13,7 @@ from typing import Any
 
 from synflow.errors import SynflowError
 
+from ..support.json_files import check_form
 from .configs import Config, from_dict, identity, to_dict
 from .runs import BusyError, Context, execute, folder_of, is_done
 from .sealed_json import read_json, write_json
@@ -108,6 +109,7 @@ def work(configs: Sequence[Config], root: Path, context: Context, retries: int, 
 def _worth_trying(folder: Path, retries: int) -> bool:
     try:
         failure = read_json(folder / "failure.json")
+        check_form(failure, {"kind": str, "attempts": int}, str(folder / "failure.json"))
     except SynflowError:
         return True
     return failure["kind"] not in PERMANENT and int(failure["attempts"]) <= retries

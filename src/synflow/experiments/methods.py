@@ -15,10 +15,11 @@ import synflow
 from synflow.errors import SynflowError
 
 from ..models.built_in import build
+from ..models.own_files import name_or_function
 from ..network.flops import flops as count_flops
 from ..network.private_copy import Network
 from ..pruning.scores import shares, traits
-from .configs import METHODS_WITH_DATA, TRIALS, Config
+from .configs import TRIALS, Config, reads_data
 from .data import SHAPES, Dataset, load, scoring_batches
 
 __all__ = [
@@ -82,10 +83,10 @@ def score_of(config: Config) -> Any:
     if config.method in TRIALS and config.ablation != "invert":
         return TRIAL_SCORES[config.method]
     if config.scoring == "train" and config.ablation != "invert":
-        return config.method
-    function: Any = (synflow.SCORES | TRIAL_SCORES)[config.method]
+        return name_or_function(config.method)
+    function: Any = (synflow.SCORES | TRIAL_SCORES).get(config.method) or name_or_function(config.method)
     sign = 1.0
-    if config.scoring == "eval" and config.method in METHODS_WITH_DATA:
+    if config.scoring == "eval" and reads_data(config.method):
         function = partial(function, training=False)
         sign = -1.0 if config.method == "grasp" else 1.0
     if config.ablation == "invert":
@@ -109,7 +110,7 @@ def _negative(function: Any, network: Any, masks: Mapping[str, Tensor] | None = 
 def make_masks(config: Config, model: nn.Module, data_dir: str | None) -> synflow.Masks:
     """Prune as the config says, ablations included."""
     batches = None
-    if config.method in METHODS_WITH_DATA:
+    if reads_data(config.method):
         data = data_of(config, data_dir)
         batches = scoring_batches(data, config.images or config.images_per_class * data.classes, seed=config.seed)
     steps = config.steps
@@ -117,7 +118,7 @@ def make_masks(config: Config, model: nn.Module, data_dir: str | None) -> synflo
         steps = 100  # an inverted flow is no flow, so the library would take one step
     masks = synflow.prune(
         model, example_of(config), compression=config.compression, score=score_of(config), steps=steps,
-        schedule=config.schedule, margin=config.margin, guard=None if config.guard else False,
+        schedule=name_or_function(config.schedule), margin=config.margin, guard=None if config.guard else False,
         scope=config.scope, data=batches, seed=config.seed,
     )  # fmt: skip
     if config.ablation == "shuffle":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synflow.errors import SynflowError, choose
+from synflow.errors import SynflowError, named
 
 from .configs import Config, configured, identity
 from .figures import EXPERIMENTS, SCALES, Drawing
@@ -29,9 +29,9 @@ def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None)
     >>> len(configs_of("fig6", "paper"))
     2196
     """
-    choose("scale", scale, dict.fromkeys(SCALES))
-    experiment = choose("experiment", name, EXPERIMENTS)
-    return unique(configured(config, **(settings or {})) for config in experiment.configs(scale))
+    named("scale", scale, SCALES)
+    named("experiment", name, EXPERIMENTS)
+    return unique(configured(config, **(settings or {})) for config in EXPERIMENTS[name].configs(scale))
 
 
 def stored(configs: Sequence[Config], root: Path) -> tuple[list[dict[str, Any]], int]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..network.flops import flops as count_flops
-from .configs import METHODS_WITH_DATA, Config
+from .configs import Config, reads_data
 from .data import SHAPES
 from .methods import network_of
 
@@ -67,7 +67,7 @@ def _operations(config: Config) -> float:
     # A training step is a forward pass and a backward pass of twice its cost.
     trained = recipe.epochs * (3 * train + test / recipe.evaluate_every) * forward
     steps = config.steps or (100 if config.method.startswith("synflow") else 1)
-    images = (config.images or config.images_per_class * classes) if config.method in METHODS_WITH_DATA else 1
+    images = (config.images or config.images_per_class * classes) if reads_data(config.method) else 1
     per_step = {"grasp": 12, "snip": 3, "synflow": 3}.get(config.method, 0) * forward * images
     pruned = steps * (per_step + BYTES_PER_WEIGHT_AND_STEP * weights)
     return {

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from synflow.errors import SynflowError, choose
+from synflow.errors import SynflowError, named
 
-__all__ = ["OPTIMIZERS", "RATES", "Recipe", "optimizer", "paper_recipe", "rate"]
+__all__ = ["OPTIMIZERS", "RATES", "STARTS", "Recipe", "optimizer", "paper_recipe", "rate"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Recipe:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        choose("optimizer", self.optimizer, dict(OPTIMIZERS))
-        choose("learning-rate schedule", self.lr_schedule, dict(RATES))
-        choose("precision", self.precision, dict.fromkeys(("float32", "bfloat16", "float16")))
+        named("optimizer", self.optimizer, OPTIMIZERS)
+        named("learning-rate schedule", self.lr_schedule, RATES)
+        named("precision", self.precision, ("float32", "bfloat16", "float16"))
         for name, least in (("epochs", 0), ("batch_size", 2), ("evaluate_every", 1), ("warmup", 0)):
             if getattr(self, name) < least:
                 raise SynflowError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
@@ -53,20 +52,15 @@ class Recipe:
             raise SynflowError(f"the learning rate must be above 0, got {self.lr} * {self.lr_factor}")
 
 
-def _momentum(parameters: Any, recipe: Recipe) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-
-
-OPTIMIZERS: dict[str, Callable[[Any, Recipe], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, recipe: torch.optim.SGD(parameters, recipe.lr, weight_decay=recipe.weight_decay),
-    "momentum": _momentum,
-    "adam": lambda parameters, recipe: torch.optim.Adam(parameters, recipe.lr, weight_decay=recipe.weight_decay),
-}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+}  # fmt: skip
 
 
 def optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over the parameters of a model."""
-    return OPTIMIZERS[recipe.optimizer](model.parameters(), recipe)
+    more = {"momentum": recipe.momentum} if recipe.optimizer == "momentum" else {}
+    return OPTIMIZERS[recipe.optimizer](model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, **more)
 
 
 def _step(recipe: Recipe, epoch: float) -> float:
@@ -103,6 +97,10 @@ def rate(recipe: Recipe, epoch: float) -> float:
     warm = min(1.0, epoch / recipe.warmup) if recipe.warmup > 0 and epoch < recipe.warmup else 1.0
     return recipe.lr * recipe.lr_factor * RATES[recipe.lr_schedule](recipe, epoch) * max(warm, 1e-3)
 
+
+# What a sweep starts from: networks of all sizes learn the digits within 20 epochs of seconds.
+_DIGITS = Recipe(epochs=20, batch_size=64, lr=0.05, lr_schedule="one_cycle")
+STARTS = {"digits": _DIGITS, "digits32": _DIGITS}
 
 # As in the commands that the authors published with their code; docs/paper.md says what is in doubt.
 _VGG = Recipe(epochs=160, lr=0.1, drops=(60, 120), drop_factor=0.1, weight_decay=1e-4)

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,20 @@ from typing import Any
 import torch
 
 from synflow import __version__
-from synflow.errors import SynflowError
+from synflow.errors import SynflowError, named
 
+from ..models.own_files import digest_of, is_file
+from ..support.json_files import NUMBER, check_form
 from .configs import Config, canonical, from_dict, identity, to_dict
 from .sealed_json import append_line, read_json, read_lines, write_bytes, write_json
 
 __all__ = ["BusyError", "Context", "Run", "execute", "folder_of", "is_done", "read_result"]
+
+
+# What every reader of a result relies on; a file with the right checksum may still be forged, or of another version.
+FORM = {
+    "config": dict, "outcome": dict, "about": {"seconds": NUMBER, "threads": int, "torch": str},
+}  # fmt: skip
 
 
 class BusyError(SynflowError):
@@ -107,7 +115,12 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_json(path)
-    if identity(from_dict(content["config"])) != folder.name:
+    check_form(content, FORM, str(path))
+    try:
+        name = identity(from_dict(content["config"]))
+    except SynflowError as cause:
+        raise SynflowError(f"{path} is damaged: {cause}") from cause
+    if name != folder.name:
         raise SynflowError(f"{path} is damaged: it belongs to another run")
     return content
 
@@ -118,30 +131,30 @@ def execute(config: Config, root: str | os.PathLike[str], context: Context | Non
     from .tasks import TASKS
 
     context, config = context or Context(), canonical(config)
-    task = TASKS.get(config.task)
-    if task is None:
-        raise SynflowError(f"no task {config.task!r}; choose from {', '.join(sorted(TASKS))}")
-    folder = folder_of(config, root)
-    found = _finished(folder)
+    named("task", config.task, TASKS)
+    folder, files = folder_of(config, root), files_of(config)
+    found = _finished(folder, files, aside=False)
     if found is not None:
         return found
     _make(folder)
     with locked(folder):
-        found = _finished(folder)
+        found = _finished(folder, files)
         if found is not None:
             return found
-        write_json(folder / "config.json", to_dict(config))
+        _forget_other_files(folder, files)
+        write_json(folder / "config.json", {**to_dict(config), **({"files": files} if files else {})})
         started = time.perf_counter()
         with open_loggers(context.loggers, folder, config) as log:
             run = Run(config, folder, context, log)
             try:
-                outcome = task(run)
+                outcome = TASKS[config.task](run)
             except Exception as cause:
                 _write_failure(folder, cause)
                 raise
         about = {
             "threads": torch.get_num_threads(), "host": socket.gethostname(), "torch": torch.__version__,
             "synflow": __version__, "seconds": time.perf_counter() - started, "commit": _commit(),
+            **({"files": files} if files else {}),
         }  # fmt: skip
         result = {"config": to_dict(config), "outcome": outcome, "about": about}
         write_json(folder / "result.json", result)
@@ -169,13 +182,38 @@ def _make(folder: Path) -> None:
         ) from cause
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
-    """The result if there is one; a damaged file is kept under another name and the run done again."""
+def files_of(config: Config) -> dict[str, str]:
+    """Checksums of the user's own files that a run is made of."""
+    return {spec: digest_of(spec) for spec in (config.model, config.method, config.schedule) if is_file(spec)}
+
+
+def _forget_other_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Start anew a run that was interrupted and whose files the user has changed since."""
+    if not files:
+        return
+    with suppress(SynflowError):
+        if read_json(folder / "config.json").get("files") == files:
+            return
+    for name in ("masks.safetensors", "certificate.json", "checkpoint.pt", "metrics.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _finished(folder: Path, files: Mapping[str, str], aside: bool = True) -> dict[str, Any] | None:
+    """The result if there is one; a damaged file is kept under another name (by who holds the lock) and done again."""
     try:
-        return read_result(folder)
+        found = read_result(folder)
     except SynflowError:
-        _put_aside(folder / "result.json")
+        if aside:
+            _put_aside(folder / "result.json")
         return None
+    before = {} if found is None else found["about"].get("files", {})
+    for spec, digest in files.items():
+        if found is not None and isinstance(before, dict) and before.get(spec, digest) != digest:
+            raise SynflowError(
+                f"{folder} was done with another version of {spec.rpartition(':')[0]}; remove the folder, or choose "
+                "another one with --runs"
+            )
+    return found
 
 
 def _put_aside(path: Path) -> None:
@@ -188,7 +226,7 @@ def _put_aside(path: Path) -> None:
 
 def _write_failure(folder: Path, cause: Exception) -> None:
     attempts = 1
-    with suppress(SynflowError, KeyError):
+    with suppress(SynflowError, KeyError, TypeError, ValueError):
         attempts += int(read_json(folder / "failure.json")["attempts"])
     # The cause itself may be that nothing can be written; it is raised either way.
     with suppress(SynflowError):

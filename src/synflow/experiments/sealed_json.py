@@ -11,6 +11,8 @@ from typing import Any
 from synflow.errors import SynflowError
 from synflow.support import atomic_files
 from synflow.support.atomic_files import unwritable
+from synflow.support.json_files import parse_json
+from synflow.support.json_files import read_json as read_plain_json
 
 __all__ = ["append_line", "read_json", "read_lines", "sealed", "write_bytes", "write_json"]
 
@@ -41,13 +43,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file whose seal is unbroken."""
-    try:
-        content = json.loads(path.read_text())
-    except OSError as cause:
-        raise SynflowError(f"{path} cannot be read: {cause.strerror or cause}") from cause
-    except ValueError as cause:
-        raise SynflowError(f"{path} is damaged: {cause}") from cause
-    if not isinstance(content, dict) or sealed(content) != content:
+    content = read_plain_json(path)
+    if sealed(content) != content:
         raise SynflowError(f"{path} is damaged: its contents do not match its checksum")
     return content
 
@@ -74,7 +71,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in text.split(b"\n")[:-1]:
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            found.append(parse_json(line, str(path)))
+        except SynflowError:
             break
     return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +14,18 @@ from typing import Any
 
 from synflow.errors import SynflowError, need
 
-from .configs import Config, canonical, configured, identity
+from .configs import Config, canonical, configured, identity, starting_point
 from .runs import BusyError, Context, execute, folder_of, is_done
 from .sealed_json import read_json
 
 __all__ = ["Outcome", "Place", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
 
 Tell = Callable[[str], None]
+RANGE = re.compile(r"\s*(-?\d{1,9})\.\.(-?\d{1,9})\s*")
+# An axis has at most this many values: more is a typing error.
+MOST_RUNS = 10_000
+# Seconds between two looks at runs that are all in other hands.
+PAUSE = 0.2
 
 
 @dataclass(frozen=True)
@@ -52,17 +59,32 @@ class Outcome:
             )
 
 
-def grid(base: Config, axes: Mapping[str, Sequence[Any]]) -> list[Config]:
-    """Every combination of the settings on the axes, each run once.
+def grid(base: Config, axes: Mapping[str, Any]) -> list[Config]:
+    """Every combination of the settings on the axes, each run once; an axis may be a range of whole numbers.
 
     >>> len(grid(Config(), {"method": ["synflow", "random"], "compression": [1, 10, 100]}))
     5
+    >>> [config.seed for config in grid(Config(), {"seed": "0..2"})]
+    [0, 1, 2]
     """
-    for name, values in axes.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise SynflowError(f"the axis {name} must be a list of values, got {values!r}")
-    combinations = itertools.product(*axes.values())
-    return unique(configured(base, **dict(zip(axes, values, strict=True))) for values in combinations)
+    values = {name: axis_values(name, given) for name, given in axes.items()}
+    combinations = itertools.product(*values.values())
+    return unique(configured(base, **dict(zip(values, chosen, strict=True))) for chosen in combinations)
+
+
+def axis_values(name: str, given: Any) -> list[Any]:
+    """The values of an axis: a list, in which `0..2` stands for 0, 1, 2, or such a range alone."""
+    found: list[Any] = []
+    for value in [given] if isinstance(given, str) else given if isinstance(given, Sequence) else []:
+        span = RANGE.fullmatch(value) if isinstance(value, str) else None
+        if span is None and isinstance(given, str):
+            raise SynflowError(f"the axis {name} must be a list of values or a range such as 0..2, got {given!r}")
+        found += [value] if span is None else list(range(int(span[1]), int(span[2]) + 1)[: MOST_RUNS + 1])
+    if not found:
+        raise SynflowError(f"the axis {name} must be a list of values, got {given!r}")
+    if len(found) > MOST_RUNS:
+        raise SynflowError(f"the axis {name} has more than {MOST_RUNS:,} values; write less of them")
+    return found
 
 
 def unique(configs: Iterable[Config]) -> list[Config]:
@@ -71,11 +93,14 @@ def unique(configs: Iterable[Config]) -> list[Config]:
 
 
 def read_grid(path: Path) -> list[Config]:
-    """A grid from a TOML, YAML or JSON file: a table `base` of settings and a table `grid` of lists."""
+    """Runs from a TOML, YAML or JSON file: a table `base` of settings, a table `grid` of lists, a list `runs`.
+
+    Each entry of `runs` is a table of settings, and is combined with the grid.
+    """
     try:
         text = path.read_text()
-    except OSError as cause:
-        raise SynflowError(f"{path} cannot be read: {cause.strerror or cause}") from cause
+    except (OSError, UnicodeDecodeError) as cause:
+        raise SynflowError(f"{path} cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
     try:
         if path.suffix == ".toml":
             content = _toml().loads(text)
@@ -87,12 +112,22 @@ def read_grid(path: Path) -> list[Config]:
             raise SynflowError(f"{path}: a sweep is a .toml, .yaml or .json file")
     except SynflowError:
         raise
+    except RecursionError:
+        raise SynflowError(f"{path} cannot be understood: it is nested too deeply") from None
     except Exception as cause:
-        raise SynflowError(f"{path} cannot be understood: {cause}") from cause
-    if not isinstance(content, dict) or not set(content) <= {"base", "grid"} or not content:
-        raise SynflowError(f"{path}: expected the tables 'base' and 'grid', got {list(content or ())!r}")
-    base = configured(Config(), **(content.get("base") or {}))
-    return grid(base, content.get("grid") or {})
+        raise SynflowError(f"{path} cannot be understood: {' '.join(str(cause).split())}") from cause
+    if not isinstance(content, dict) or not set(content) <= {"base", "grid", "runs"} or not content:
+        got = list(content) if isinstance(content, dict) else content
+        raise SynflowError(f"{path}: expected the tables 'base' and 'grid' and the list 'runs', got {got!r:.60}")
+    base: Any = content.get("base") or {}
+    axes: Any = content.get("grid") or {}
+    sets: Any = content.get("runs") or [{}]
+    if not all(isinstance(table, dict) for table in (base, axes)) or not isinstance(sets, list):
+        raise SynflowError(f"{path}: 'base' and 'grid' are tables of settings, 'runs' is a list of them")
+    if not all(isinstance(settings, dict) for settings in sets):
+        raise SynflowError(f"{path}: each entry of 'runs' is a table of settings, got {sets!r:.60}")
+    merged = [{**base, **settings} for settings in sets]
+    return unique(c for one in merged for c in grid(configured(starting_point(one), **one), axes))
 
 
 def _toml() -> Any:
@@ -100,26 +135,33 @@ def _toml() -> Any:
 
 
 def run_here(configs: Sequence[Config], root: Path, context: Context, place: Place, tell: Tell) -> Outcome:
-    """Do all runs in this process; one that another process is at is left to it."""
+    """Do all runs in this process; one that another process is at is waited for, and done here if that one dies."""
     import torch
 
-    done, failed = [], {}
-    before = torch.get_num_threads()
+    done: list[str] = []
+    failed: dict[str, str] = {}
+    before, waiting = torch.get_num_threads(), list(configs)
     try:
         torch.set_num_threads(place.threads or before)
-        for number, config in enumerate(configs, 1):
-            name = identity(config)
-            try:
-                known = is_done(config, root)
-                found = execute(config, root, context)
-                done.append(name)
-                tell(f"[{number}/{len(configs)}] {name} {'was done' if known else summary(found)}")
-            except BusyError as busy:
-                failed[name] = str(busy)
-                tell(f"[{number}/{len(configs)}] {busy}; left to it")
-            except Exception as cause:
-                failed[name] = str(cause)
-                tell(f"[{number}/{len(configs)}] {name} FAILED: {cause}")
+        while waiting:
+            busy: list[Config] = []
+            for config in waiting:
+                name, known = identity(config), is_done(config, root)
+                count = f"[{len(done) + len(failed) + 1}/{len(configs)}]"
+                try:
+                    found = execute(config, root, context)
+                    done.append(name)
+                    tell(f"{count} {name} {'was done' if known else summary(found)}")
+                except BusyError as other:
+                    if len(waiting) == len(configs):
+                        tell(f"{other}; left to it for now")
+                    busy.append(config)
+                except Exception as cause:
+                    failed[name] = str(cause)
+                    tell(f"{count} {name} FAILED: {cause}")
+            if len(busy) == len(waiting):
+                time.sleep(PAUSE)
+            waiting = busy
     finally:
         torch.set_num_threads(before)
     return Outcome(tuple(done), failed)
@@ -143,6 +185,7 @@ def run_sweep(
     """Do all runs, each once; folders and results are the same in every place."""
     from .local import run_local
     from .on_ray import run_on_ray
+    from .preflight import check_before
 
     places = {"here": run_here, "local": run_local, "ray": run_on_ray}
     context, place, configs = context or Context(), place or Place(), unique(configs)
@@ -150,6 +193,7 @@ def run_sweep(
         raise SynflowError(f"no place {place.on!r} to run on; choose from {', '.join(places)}")
     if context.data_dir is not None:
         context = replace(context, data_dir=str(Path(context.data_dir).expanduser().resolve()))
+    check_before([config for config in configs if not is_done(config, root)], context)
     return places[place.on](configs, root, context, place, tell)
 
 

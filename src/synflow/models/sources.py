@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import nn
 from ..errors import SynflowError, need, similar
 from .built_in import MODELS, build
 from .inputs import describe, example_from, first_linear, shape_of, vocabulary
+from .own_files import function_in, is_file, one_line
 from .torchvision_cure import cure_torchvision
 from .weights import load_weights
 
@@ -85,12 +85,6 @@ def load_model(
     return Source(spec, _moved(model, device), example, classes, seed)
 
 
-def is_file(spec: str) -> bool:
-    """Whether a model is named by a Python file, which runs when the model is built."""
-    path, colon, _ = spec.rpartition(":")
-    return bool(colon) and path.endswith(".py")
-
-
 def names_in(library: str) -> list[str]:
     """The names of the models of timm or torchvision."""
     cure_torchvision()
@@ -156,8 +150,8 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
         raise
     except Exception as cause:  # what a config can do wrong is as varied as the models
         raise SynflowError(
-            f"transformers:{name} cannot be built: {type(cause).__name__}: {_line(cause)} Without the hub, give a type "
-            "such as bert or gpt2, or a config.json of yours"
+            f"transformers:{name} cannot be built: {type(cause).__name__}: {one_line(cause)} Without the hub, give a "
+            "type such as bert or gpt2, or a config.json of yours"
         ) from cause
     return model, _transformers_example(model, config)
 
@@ -190,26 +184,12 @@ def _transformers_example(model: nn.Module, config: Any) -> Any:
 
 
 def _from_file(spec: str) -> Built:
-    name, _, factory = spec.rpartition(":")
-    path = Path(name)
-    if not path.is_file():
-        raise SynflowError(f"{path}: there is no such file; MODEL is path/to/file.py:factory")
-    module_spec = importlib.util.spec_from_file_location(f"synflow_model_{path.stem}", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        made = function_in(spec)()
+    except SynflowError:
+        raise
     except Exception as cause:
-        raise SynflowError(f"{path} fails when it is imported: {type(cause).__name__}: {_line(cause)}") from cause
-    function = getattr(module, factory, None)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise SynflowError(f"{path} has no function {factory!r}; it has {', '.join(found[:8]) or 'none at all'}")
-    try:
-        made = function()
-    except Exception as cause:
-        raise SynflowError(f"{spec} fails: {type(cause).__name__}: {_line(cause)}") from cause
+        raise SynflowError(f"{spec} fails: {type(cause).__name__}: {one_line(cause)}") from cause
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise SynflowError(
@@ -230,7 +210,7 @@ def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
     except Exception as cause:
         shapes = ", ".join(describe(example)) or "none"
         raise SynflowError(
-            f"{spec} does not run on an input of shape {shapes}: {_line(cause)}. Give the right shape with --input"
+            f"{spec} does not run on an input of shape {shapes}: {one_line(cause)}. Give the right shape with --input"
         ) from cause
     finally:
         model.train(training)
@@ -240,10 +220,4 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as cause:
-        raise SynflowError(f"device {device!r} cannot be used: {_line(cause)}") from cause
-
-
-def _line(cause: BaseException) -> str:
-    """An error's message in one line."""
-    text = " ".join(str(cause).split())
-    return text if len(text) <= 300 else text[:297] + "..."
+        raise SynflowError(f"device {device!r} cannot be used: {one_line(cause)}") from cause

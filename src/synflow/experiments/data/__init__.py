@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from synflow.errors import SynflowError, choose
+from synflow.errors import SynflowError, named
 
 from .augmentation import augment, batches, normalise, scoring_batches
 from .cifar import cifar10, cifar100
@@ -19,7 +19,8 @@ from .folders import imagenet, tiny_imagenet
 from .idx import fashion_mnist, mnist
 
 __all__ = [
-    "DATASETS", "SHAPES", "Dataset", "augment", "balanced", "batches", "load", "normalise", "scoring_batches", "subset",
+    "DATASETS", "FOLDERS", "SHAPES", "Dataset", "augment", "balanced", "batches", "folder_for", "load",
+    "normalise", "scoring_batches", "subset",
 ]  # fmt: skip
 
 FOLDERS: dict[str, Callable[..., Dataset]] = {"tiny-imagenet": tiny_imagenet, "imagenet": imagenet}
@@ -51,10 +52,23 @@ def load(
     >>> data.train_images.shape, data.classes
     (torch.Size([100, 1, 8, 8]), 10)
     """
-    reader = choose("data set", name, DATASETS)
-    if name in BUNDLED:
+    named("data set", name, DATASETS)
+    reader = DATASETS[name]
+    folder = folder_for(name, root)
+    if folder is None:
         data: Dataset = reader()
         return subset(data, train_per_class, test_per_class)
+    if name in FOLDERS:
+        # Decoding all images first would take long: these readers choose files before they open them.
+        data = reader(folder, check=check, per_class=train_per_class)
+        return subset(data, None, test_per_class) if name != "imagenet" else data
+    return subset(reader(folder, check=check), train_per_class, test_per_class)
+
+
+def folder_for(name: str, root: str | os.PathLike[str] | None) -> Path | None:
+    """The folder that a data set is read from, checked; None for those that need none."""
+    if name in BUNDLED:
+        return None
     if root is None:
         raise SynflowError(
             f"{name} is read from its published files: name the folder that holds them (data_dir=..., --data-dir); "
@@ -63,8 +77,4 @@ def load(
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise SynflowError(f"{folder} is no folder; name the one that holds the files of {name}")
-    if name in FOLDERS:
-        # Decoding all images first would take long: these readers choose files before they open them.
-        data = reader(folder, check=check, per_class=train_per_class)
-        return subset(data, None, test_per_class) if name != "imagenet" else data
-    return subset(reader(folder, check=check), train_per_class, test_per_class)
+    return folder

@@ -10,7 +10,7 @@ from torch import nn
 
 import synflow
 
-from ..configs import METHODS_WITH_DATA
+from ..configs import reads_data
 from ..data import scoring_batches
 from ..methods import data_of, example_of, make_model, score_of
 from ..runs import Run
@@ -19,11 +19,15 @@ __all__ = ["cost"]
 
 
 def cost(run: Run) -> dict[str, Any]:
-    """Forward and backward passes of all steps of a method, counted on the network itself, and the time they took."""
+    """Forward and backward passes of all steps of a method, and the time they took.
+
+    Passes of a loss are counted on the network itself. Those of the flow are replayed below the network, so the
+    engine counts them: a forward pass per measurement, a backward pass for each that a step is decided by.
+    """
     config = run.config
     model, example = make_model(config), example_of(config)
     batches = None
-    if config.method in METHODS_WITH_DATA:
+    if reads_data(config.method):
         data = data_of(config, run.context.data_dir)
         batches = scoring_batches(data, config.images_per_class * data.classes, seed=config.seed)
     counts = {"forward": 0, "backward": 0, "examples": 0}
@@ -46,5 +50,8 @@ def cost(run: Run) -> dict[str, Any]:
     )  # fmt: skip
     seconds = time.perf_counter() - started
     handle.remove()
+    if "measurements" in masks.about:
+        measured = int(masks.about["measurements"])
+        counts = {"forward": measured, "backward": sum(step.substeps for step in masks.steps), "examples": measured}
     return {"steps": len(masks.steps), "images": 0 if batches is None else sum(len(y) for _, y in batches),
             "prune_seconds": seconds, **counts}  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import synflow
 
-from ..configs import METHODS_WITH_DATA, Config
+from ..configs import Config, reads_data
 from ..data import scoring_batches
 from ..methods import data_of, example_of, make_model, score_of
 from ..runs import Run
@@ -76,7 +76,7 @@ def _exponent(config: Config) -> str:
 def _scores(config: Config, model: nn.Module, data_dir: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """Scores, the same before an absolute value was taken (to which the conservation laws apply), and images used."""
     example, batches = example_of(config), None
-    if config.method in METHODS_WITH_DATA:
+    if reads_data(config.method):
         data = data_of(config, data_dir)
         size = 256 if max(data.shape) <= 64 else 8
         number = config.images or config.images_per_class * data.classes
