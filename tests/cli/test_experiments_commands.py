@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import statistics
 
 import pytest
 
@@ -79,13 +81,16 @@ def test_refusals(run, line, message):
 
 def test_sweep_and_results(run, tmp_path):
     grid = f"sweep {SWEEP} --grid method=synflow,random --grid compression=2,10"
-    assert run(grid + " --dry-run").out.count("to do") == 4
+    planned = run(grid + " --dry-run").out
+    assert re.search(r"^4 runs, 4 to do: about \d+ (s|min) on this machine", planned, flags=re.M)
+    assert re.search(r"^random +10 +to do +train-fc-digits-random-", planned, flags=re.M)
+    assert "all: model fc, width 0.2" in planned
     out = run(grid).out
     assert "4 runs done in runs" in out
-    assert run(grid + " --dry-run").out.count(" done") == 4
+    assert "4 runs, 0 to do\n" in run(grid + " --dry-run").out
     out = run("results --runs runs --sort compression").out
     assert "4 runs" in out
-    assert run(["results", "--runs", "runs", "method=random", "compression>5"]).out.rstrip().endswith("1 runs")
+    assert run(["results", "--runs", "runs", "method=random", "compression>5"]).out.rstrip().endswith("1 run")
     run("results --runs runs --out table.csv")
     with open(tmp_path / "table.csv") as file:
         rows = list(csv.DictReader(file))
@@ -95,13 +100,85 @@ def test_sweep_and_results(run, tmp_path):
     assert "no column 'top9'" in run("results --runs runs --columns top9", code=2).err
 
 
+def test_seeds_are_averaged_and_what_varies_is_a_column(run, tmp_path):
+    run(f"sweep {SWEEP} --grid method=synflow --grid method=magnitude --grid compression=2,20 --grid seed=0..2")
+    out = run("results").out
+    assert max(map(len, out.splitlines())) <= 80
+    rows = re.findall(r"^(magnitude|synflow) +(\d+) +(\d+) +([\d.]+ ± [\d.]+) ", out, flags=re.M)
+    assert [row[:3] for row in rows] == [
+        ("magnitude", "2", "3"), ("magnitude", "20", "3"), ("synflow", "2", "3"), ("synflow", "20", "3")
+    ]  # fmt: skip
+    assert "all: model fc, width 0.2, dataset digits" in out
+    each = json.loads(run("results --json").out)
+    mine = [row["top1"] for row in each if (row["method"], row["compression"]) == ("synflow", 20)]
+    assert rows[-1][3] == f"{statistics.fmean(mine):.2f} ± {statistics.stdev(mine):.2f}"
+    run("results --out table.csv --mean")
+    with open(tmp_path / "table.csv") as file:
+        stored = list(csv.DictReader(file))
+    assert float(stored[-1]["top1_deviation"]) == pytest.approx(statistics.stdev(mine))
+    run("results --sort -top1 --out table.tex")
+    tex = (tmp_path / "table.tex").read_text().splitlines()
+    assert tex[0].startswith(r"\begin{tabular}{lrrrl")
+    assert tex[2].startswith("method & compression & runs & top1 & connected & ")
+    assert tex[2].endswith(r"train\_seconds \\")
+    means = [float(line.split("&")[3].split("$")[0]) for line in tex[4:8]]
+    assert means == sorted(means, reverse=True)
+    run("results --out table.md")
+    assert "| synflow | 20 | 3 | " in (tmp_path / "table.md").read_text()
+    run("results --figure sweep.svg")
+    drawn = (tmp_path / "sweep.svg").read_text()
+    assert drawn.count("<path") > 10
+    assert "a figure is a .svg" in run("results --figure sweep.bmp", code=2).err
+    assert "needs a setting of numbers that varies" in run("results --figure a.svg --x method", code=2).err
+    wide = run("results --columns method,compression,seed,top1,top5,connected,kept,total,idle,flow_log2,command").out
+    assert max(map(len, wide.splitlines())) <= 80
+    assert "no room for" in wide
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sweep --set model=fc --set model=conv", "--set model is given twice"),
+        ("sweep --set seed=1 --grid seed=2,3", "seed is given by --set and by --grid"),
+        ("sweep --grid seed=5..1", "the axis seed must be a list of values"),
+        ("sweep --grid seed=0..99999999", "the axis seed has more than 10,000 values"),
+        ("sweep --set method=synflo", "choose from balanced, dense"),
+        ("sweep --set optimizer=lion", "choose from adam, adamw, momentum, sgd\n"),
+        ("sweep --set drops=[1.5]", "drops must be a list of whole numbers"),
+    ],
+)
+def test_settings_are_never_dropped_silently(run, line, said):
+    err = run(line, code=2).err
+    assert said in err
+    assert "callable" not in err
+
+
+def test_lists_of_settings_and_their_defaults(run, tmp_path):
+    shown = run("sweep --list").out
+    assert re.search(r"^compression +float +1", shown, flags=re.M)
+    assert re.search(r"^optimizer +str +momentum", shown, flags=re.M)
+    assert max(map(len, shown.splitlines())) <= 80
+    (tmp_path / "sweep.toml").write_text(
+        '[base]\nmodel = "fc"\n[grid]\nseed = "0..1"\n'
+        '[[runs]]\nmethod = "synflow"\ncompression = 10\n[[runs]]\nmethod = "random"\nscope = "erk"\ncompression = 5\n'
+    )
+    planned = run("sweep sweep.toml --dry-run").out
+    assert re.findall(r"^(\w+) +(\d+) +(\w+) +(\d) +to do", planned, flags=re.M) == [
+        ("synflow", "10", "global", "0"), ("synflow", "10", "global", "1"),
+        ("random", "5", "erk", "0"), ("random", "5", "erk", "1"),
+    ]  # fmt: skip
+    assert "epochs 20" in planned, "digits are trained with a recipe that suits them"
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert "nested too deeply" in run("sweep deep.json", code=2).err
+
+
 def test_a_damaged_result_is_named(run, tmp_path):
     run(f"sweep {SWEEP} --set compression=2")
     (path,) = tmp_path.glob("runs/*/result.json")
     path.write_text("{")
     assert "result.json is damaged" in run("results --runs runs").err
     run(f"sweep {SWEEP} --set compression=2")
-    assert "1 runs" in run("results --runs runs").out
+    assert "1 run\n" in run("results --runs runs").out
 
 
 def test_networks_of_your_own(run, tmp_path):

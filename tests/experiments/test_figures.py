@@ -6,11 +6,11 @@ import pytest
 
 from synflow.errors import SynflowError
 from synflow.experiments import plan, published
-from synflow.experiments.configs import Config, canonical, identity
+from synflow.experiments.configs import Config, canonical, configured, identity
 from synflow.experiments.figures import EXPERIMENTS, SCALES, fig1, fig4
 from synflow.experiments.figures.accuracy import points
 from synflow.experiments.paper import configs_of, draw, reproduce, stored
-from synflow.experiments.runs import Context
+from synflow.experiments.runs import Context, execute
 from synflow.experiments.sweeps import Place
 
 
@@ -92,7 +92,7 @@ def test_figures_without_results_say_how_to_get_them(tmp_path):
 
 
 def test_unknown_names():
-    with pytest.raises(SynflowError, match="no experiment 'fig7'; choose from ablations"):
+    with pytest.raises(SynflowError, match="no experiment 'fig7' .did you mean .*; choose from ablations"):
         configs_of("fig7", "smoke")
     with pytest.raises(SynflowError, match="no scale 'huge'"):
         configs_of("fig1", "huge")
@@ -133,3 +133,16 @@ def test_the_dense_network_is_one_run_for_all_methods():
     assert len(names) == 1
     assert re.search(r"-dense-[0-9a-f]{12}$", names.pop())
     assert canonical(Config(method="snip", compression=2.0)).method == "snip"
+
+
+def test_passes_of_the_flow_are_counted_where_they_are_made(tmp_path):
+    """Measurements are replayed below the network, which sees two of them."""
+    outcomes = {
+        method: execute(configured(config, method=method), tmp_path)["outcome"]
+        for config in configs_of("cost", "smoke")[:1]
+        for method in ("synflow", "snip", "random")
+    }
+    assert outcomes["synflow"]["steps"] == outcomes["synflow"]["backward"] == 100
+    assert 100 <= outcomes["synflow"]["forward"] <= 102
+    assert (outcomes["snip"]["forward"], outcomes["snip"]["backward"], outcomes["snip"]["examples"]) == (1, 1, 100)
+    assert outcomes["random"]["forward"] == 0

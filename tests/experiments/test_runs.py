@@ -241,7 +241,7 @@ def test_json_files_notice_damage(tmp_path):
     path.write_text(path.read_text().replace("1.5", "2.5"))
     with pytest.raises(SynflowError, match="do not match its checksum"):
         read_json(path)
-    with pytest.raises(SynflowError, match="cannot be read: No such file"):
+    with pytest.raises(SynflowError, match="there is no such file"):
         read_json(tmp_path / "b.json")
 
 
@@ -331,12 +331,16 @@ def test_tables(tmp_path):
     assert parquet.read_table(tmp_path / "t.parquet").num_rows == 4
 
 
-@pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
-def test_loggers(tmp_path, logger):
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow", "wandb"])
+def test_loggers(tmp_path, monkeypatch, logger):
     pytest.importorskip(logger)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     execute(configured(QUICK, epochs=2), tmp_path, Context(loggers=(logger,)))
     if logger == "tensorboard":
         assert list(tmp_path.glob("*/tensorboard/events*"))
+    elif logger == "wandb":
+        (stored,) = tmp_path.glob("*/wandb/offline-run-*/run-*.wandb")
+        assert b"top1" in stored.read_bytes()
     else:
         from mlflow import MlflowClient
 

@@ -84,7 +84,7 @@ def test_evaluation_counts_right_answers(digits):
 
     found = training.evaluate(Oracle(), digits)
     assert found["top1"] == found["top5"] == 100
-    assert found["test_loss"] == pytest.approx(math.log(1 + 9 * math.exp(-9)), rel=1e-4)
+    assert found["test_loss"] == pytest.approx(math.log(1 + 9 * math.exp(-9)), rel=1e-3)
 
 
 @pytest.mark.parametrize("stop", [1, 2])

@@ -35,6 +35,8 @@ def parse_settings(words: list[str] | None) -> dict[str, Any]:
         name, sign, value = word.partition("=")
         if not sign:
             raise SynflowError(f"{word!r} is no setting; write name=value")
+        if name.strip() in found:
+            raise SynflowError(f"--set {name.strip()} is given twice; a list of values is an axis: --grid NAME=A,B")
         found[name.strip()] = _value(value.strip())
     return found
 
@@ -44,7 +46,7 @@ def _value(text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -65,7 +67,9 @@ class Where:
     ] = None
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "cpu"
     compile: Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")] = False
-    log: Annotated[list[str] | None, typer.Option(metavar="NAME", help="tensorboard or mlflow. Repeatable.")] = None
+    log: Annotated[list[str] | None, typer.Option(metavar="NAME", help="tensorboard, mlflow or wandb. Repeatable.")] = (
+        None
+    )
 
     def context(self) -> Context:
         """Where data lie, and what a run computes on."""

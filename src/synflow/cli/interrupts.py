@@ -17,11 +17,11 @@ class Milestones:
 
 
 @contextmanager
-def told_how_far() -> Iterator[Milestones]:
-    """Give an interrupt the last milestone as its message, or how far pruning itself came if there is none."""
+def told_how_far(kept: str = "nothing was written") -> Iterator[Milestones]:
+    """Give an interrupt the last milestone as its message, or how far pruning itself came; and what is kept."""
     milestones = Milestones()
     try:
         yield milestones
     except KeyboardInterrupt as stop:
         where = milestones.last or (f"after {stop.reached}" if isinstance(stop, PruningInterrupt) else "")
-        raise KeyboardInterrupt(f" {where}; nothing was written" if where else "; nothing was written") from stop
+        raise KeyboardInterrupt(f" {where}; {kept}" if where else f"; {kept}") from stop

@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SynflowError, similar
-
 __all__ = [
-    "Folder", "Force", "Json", "Model", "ModelOfRun", "Origin", "Seed", "Threads", "check_known", "completion",
+    "Folder", "Force", "Json", "Model", "ModelOfRun", "Origin", "Seed", "Threads", "completion",
     "names_of", "panel_option",
 ]  # fmt: skip
 
@@ -37,18 +35,6 @@ def names_of(kind: str) -> list[str]:
 def completion(kind: str, *others: str) -> Callable[[str], list[str]]:
     """Completion for the shell: the names of a kind that start with what was typed."""
     return lambda incomplete: [name for name in sorted([*names_of(kind), *others]) if name.startswith(incomplete)]
-
-
-def check_known(kind: str, name: str, names: list[str] | None = None) -> None:
-    """Refuse a name that is not among those there are.
-
-    >>> check_known("score", "synflo", ["synflow", "snip"])
-    Traceback (most recent call last):
-    synflow.errors.SynflowError: no score 'synflo' (did you mean synflow?); choose from snip, synflow
-    """
-    every = sorted(names if names is not None else names_of(kind))
-    if name not in every:
-        raise SynflowError(f"no {kind} {name!r}{similar(name, every)}; choose from {', '.join(every)}")
 
 
 def panel_option(panel: str) -> Callable[..., Any]:

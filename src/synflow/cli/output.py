@@ -90,18 +90,35 @@ def watched(what: str) -> Iterator[None]:
         print(" " * (len(what) + 4), end="\r", file=sys.stderr, flush=True)
 
 
-def table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table without lines; a column is its heading, or its heading and "right"."""
+def table(
+    columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None
+) -> list[str]:
+    """A table without lines; a column is its heading, or its heading and "right".
+
+    Cells wrap between words, never inside one. Columns for which there is no room are left out, and returned.
+    """
+    rows = [list(row) for row in rows]
+    heads = [(column, "left") if isinstance(column, str) else column for column in columns]
+    least = [max(map(len, _words(heads[i][0], *(row[i] for row in rows)))) for i in range(len(heads))]
+    for i, (_, justify) in enumerate(heads):
+        if i == 0 or justify == "right":
+            least[i] = max([least[i], *(len(row[i]) for row in rows)])
+    room, shown = console().width + 2, 0
+    while shown < len(heads) and (room := room - least[shown] - 2) >= 0:
+        shown += 1
     made = Table(
         title=title, box=None, pad_edge=False, header_style="bold", title_justify="left", show_header=any(columns)
     )
-    for index, column in enumerate(columns):
-        heading, justify = (column, "left") if isinstance(column, str) else column
-        right = justify == "right"
-        made.add_column(heading, justify="right" if right else "left", no_wrap=right or index == 0, overflow="fold")
+    for (heading, justify), width in zip(heads[: shown or 1], least, strict=False):
+        made.add_column(heading, justify="right" if justify == "right" else "left", min_width=width, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(text) for text in row))
+        made.add_row(*(Text(text) for text in row[: shown or 1]))
     console().print(made)
+    return [heading for heading, _ in heads[shown or 1 :]]
+
+
+def _words(*texts: str) -> list[str]:
+    return ["", *(word for text in texts for word in text.split())]
 
 
 def layer_table(layers: Sequence[LayerFacts]) -> None:

@@ -143,7 +143,9 @@ def _show(name: str, drawing: Any) -> None:
 
     say()
     columns = list(dict.fromkeys(key for row in drawing.table for key in row))
-    table(columns, [[str(row.get(key, "")) for key in columns] for row in drawing.table], title=name)
+    left_out = table(columns, [[str(row.get(key, "")) for key in columns] for row in drawing.table], title=name)
+    if left_out:
+        say(f"  no room for {', '.join(left_out)}: see the .md file")
     for note in drawing.notes:
         say(f"  {note}")
     say("written: " + ", ".join(str(path) for path in drawing.paths))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import SynflowError
-from ..pruning.scores import SCORES, traits_of
+from ..experiments.configs import reads_data
 from .prune_options import Data
 
 __all__ = ["Batches", "scoring_data"]
@@ -28,7 +28,7 @@ class Batches:
 def scoring_data(wanted: Data, score: str, seed: int) -> Batches:
     """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
     if wanted.data is None:
-        if traits_of(SCORES[score]).needs_data:
+        if reads_data(score):
             raise SynflowError(
                 f"the score {score!r} reads data; name a data set: --data digits, or --data cifar10 --data-dir DIR "
                 "(see `synflow data`)"

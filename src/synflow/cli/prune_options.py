@@ -20,11 +20,21 @@ _timing = panel_option("What --speedup times")
 class Method:
     """How weights are ranked and removed."""
 
-    score: Annotated[str, _method("NAME", "See `synflow scores`.", autocompletion=completion("score"))] = "synflow"
+    score: Annotated[
+        str,
+        _method(
+            "NAME", "See `synflow scores`, or file.py:function: that file is run.", autocompletion=completion("score")
+        ),
+    ] = "synflow"
     steps: Annotated[int | None, _method("N", "Pruning steps.", show_default="100, or the score's own")] = None
-    schedule: Annotated[str, _method("NAME", "See `synflow schedules`.", autocompletion=completion("schedule"))] = (
-        "exponential"
-    )
+    schedule: Annotated[
+        str,
+        _method(
+            "NAME",
+            "See `synflow schedules`, or file.py:function: that file is run.",
+            autocompletion=completion("schedule"),
+        ),
+    ] = "exponential"
     scope: Annotated[
         str,
         _method(

@@ -11,7 +11,9 @@ import torch
 import typer
 
 from ..certificates.certificate import Certificate, certify
+from ..errors import named
 from ..masks.results import Masks
+from ..models.own_files import is_file, name_or_function
 from ..models.sources import Source, load_model
 from ..pruning.loop import prune as prune_model
 from ..reporting.facts import Facts, gather
@@ -66,11 +68,13 @@ def run_prune(wish: Wish, out: Path | None, force: bool, json: bool) -> None:
 
 def _check_names(wish: Wish) -> None:
     """Refuse unknown names before anything is built."""
-    for kind in ("score", "schedule", "scope"):
-        options.check_known(kind, getattr(wish.method, kind))
-    options.check_known("task", wish.timing.task, list(TASKS))
+    for kind in ("score", "schedule"):
+        if not is_file(getattr(wish.method, kind)):
+            named(kind, getattr(wish.method, kind), options.names_of(kind), ", or file.py:function")
+    named("scope", wish.method.scope, options.names_of("scope"))
+    named("task", wish.timing.task, TASKS)
     if wish.data.data is not None:
-        options.check_known("data set", wish.data.data)
+        named("data set", wish.data.data, options.names_of("data set"))
 
 
 def _prepared(wish: Wish) -> tuple[Source, dict[str, Any]]:
@@ -82,6 +86,7 @@ def _prepared(wish: Wish) -> tuple[Source, dict[str, Any]]:
         weights=origin.weights, device=wish.device,
     )  # fmt: skip
     chosen = {**vars(method), "select": method.select or None, "protect": method.protect or ()}
+    chosen |= {kind: name_or_function(chosen[kind]) for kind in ("score", "schedule")}
     return source, {**chosen, "seed": origin.seed, "data": batches.batches}
 
 

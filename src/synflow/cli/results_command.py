@@ -1,18 +1,21 @@
-"""`synflow results`: all runs of a folder as one table, on the screen or in a file."""
+"""`synflow results`: the runs of a folder as a table or a figure, on the screen or in a file."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..errors import SynflowError
 from .experiment_options import Runs
 from .options import Json
 
 __all__ = ["results"]
 
-SHOWN = ("model", "dataset", "method", "compression", "seed", "top1", "connected", "train_seconds")
+# Tables that other programs go on with have a row for each run; those for people a row for each setting.
+FOR_PROGRAMS = (".csv", ".parquet")
 
 
 def results(
@@ -21,54 +24,105 @@ def results(
         typer.Argument(metavar="CONDITION", help="Only runs with e.g. method=synflow, compression>=100, model~vgg."),
     ] = None,
     runs: Runs = Path("runs"),
+    mean: Annotated[
+        bool | None,
+        typer.Option(
+            "--mean/--each",
+            help="Mean and standard deviation over seeds, or each run.",
+            show_default="mean; each in .csv and .parquet, and with --columns",
+        ),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Columns to show; `all` for every one.")
     ] = None,
-    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a .csv, .md or .parquet file.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="A,-B,...", help="Sort by these columns; a minus turns one round.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table: .csv, .md, .tex or .parquet.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the runs: .svg, .png or .pdf.")] = None,
+    x: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the figure: a setting.", show_default="compression")
+    ] = None,
+    y: Annotated[str, typer.Option(metavar="NAME", help="Of the figure: a result.")] = "top1",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page to look at all runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show, query and export the results of runs: one row per finished run. Damaged files are named and left out.
+    """Show, query, draw and export the results of runs. Settings that vary are columns.
 
-    [bold]synflow results 'method=synflow' 'compression>=100' --out table.csv[/bold]
+    Damaged files are named and left out.
+
+    [bold]synflow results 'method=synflow' 'compression>=100' --out table.tex[/bold]
+
+    [bold]synflow results --figure sweep.svg[/bold]
     """
-    import sys
-
-    from ..errors import SynflowError
-    from ..experiments.results import collect, columns as all_columns, select, write_table  # isort: skip
+    from ..experiments.results import collect, select, write_table
     from ..experiments.results_page import write_page
-    from .output import print_json, say, table
+    from .output import print_json, say
 
     rows, problems = collect(runs)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     rows = select(rows, where or [])
-    known = all_columns(rows)
-    if sort is not None:
-        if rows and sort not in known:
-            raise SynflowError(f"no column {sort!r}; choose from {', '.join(known)}")
-        rows.sort(key=lambda row: (row.get(sort) is None, row.get(sort) if row.get(sort) is not None else 0))
-    wanted = known if columns == "all" else columns.split(",") if columns else [n for n in SHOWN if n in known]
-    for name in wanted:
-        if rows and name not in known:
-            raise SynflowError(f"no column {name!r}; choose from {', '.join(known)}")
-    if out is not None:
-        write_table(rows if columns is None else [{n: row.get(n) for n in wanted} for row in rows], out)
-        say(f"{len(rows)} runs written to {out}")
-    elif html is not None:
+    if not rows and not as_json:
+        say(f"no finished runs in {runs}" + (" meet the conditions" if where else ""))
+        return
+    each = not mean if mean is not None else columns is not None or (out is not None and out.suffix in FOR_PROGRAMS)
+    made, names = _table(rows, each, columns, sort, whole=out is not None and out.suffix in FOR_PROGRAMS)
+    if figure is not None:
+        from ..experiments.figures.own import draw_own
+
+        draw_own(rows, figure, x, y)
+        say(f"{len(rows)} runs drawn in {figure}")
+    if html is not None:
         write_page(rows, html)
         say(f"{len(rows)} runs on {html}")
-    elif as_json:
+    if out is not None:
+        write_table(made, out, names)
+        say(f"{len(rows)} runs written to {out}")
+    if as_json:
         print_json(rows)
-    elif not rows:
-        say(f"no finished runs in {runs}" + (" meet the conditions" if where else ""))
-    else:
-        table(wanted, [[_cell(row.get(name)) for name in wanted] for row in rows])
-        say(f"{len(rows)} runs")
+    elif figure is None and html is None and out is None:
+        _show(rows, made, names, each)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+def _table(
+    rows: list[dict[str, Any]], each: bool, columns: str | None, sort: str | None, whole: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of the table, sorted, and its columns."""
+    from ..experiments.results import columns as all_columns
+    from ..experiments.summaries import in_order, measured, over_seeds, varying
+
+    known, differ = all_columns(rows), varying(rows)
+    usual = [*(differ or ["model", "dataset", "method", "compression"]), "seed", *measured(rows)]
+    names = known if columns == "all" or (whole and each and columns is None) else usual
+    if columns not in (None, "all"):
+        names = [name.strip() for name in columns.split(",")] if columns else names
+    wanted = [word.strip() for word in sort.split(",")] if sort else []
+    for name in (*names, *(word.removeprefix("-") for word in wanted)) if rows else ():
+        if name not in (*known, "runs"):
+            raise SynflowError(f"no column {name!r}; choose from {', '.join(known)}")
+    if each:
+        return in_order(rows, [*wanted, *differ, "seed"]), names
+    settings = differ or ["model", "dataset", "method", "compression"]
+    chosen = [name for name in names if name not in (*settings, "seed")] if columns else measured(rows)
+    made = [{**{n: rows[0].get(n) for n in settings}, **row} for row in over_seeds(rows, chosen)]
+    return in_order(made, wanted), [*settings, "runs", *chosen]
+
+
+def _show(rows: list[dict[str, Any]], made: list[dict[str, Any]], names: list[str], each: bool) -> None:
+    from ..experiments.configs import Config, to_dict
+    from ..experiments.summaries import Spread, shared_settings, shown
+    from .output import say, say_wrapped, table
+
+    usual = to_dict(Config())
+    say_wrapped(f"all: {shared_settings(rows, {**usual, **usual['recipe']})}\n", 5)
+    say()
+    numeric = [all(isinstance(row.get(n), int | float | Spread | None) for row in made) for n in names]
+    heads: list[Any] = [(n, "right") if right else n for n, right in zip(names, numeric, strict=True)]
+    left_out = table(heads, [[shown(row.get(n)) for n in names] for row in made])
+    spread = "" if each or all(row["runs"] == 1 for row in made) else "; mean ± standard deviation over seeds"
+    if left_out:
+        say_wrapped(f"\nno room for {', '.join(left_out)}; --columns chooses, --out FILE.csv has all", 2)
+    say(f"\n{len(rows)} run{'s' * (len(rows) != 1)}{spread}")

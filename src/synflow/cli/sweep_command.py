@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,55 +13,134 @@ from ..errors import SynflowError
 from .experiment_options import Settings, Where, parse_settings
 from .option_groups import with_groups
 
+if TYPE_CHECKING:
+    from ..experiments.configs import Config
+
 __all__ = ["sweep"]
 
 
 @with_groups
 def sweep(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A .toml, .yaml or .json file with `base` and `grid`.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="A .toml, .yaml or .json file with `base`, `grid` and `runs`."),
     ] = None,
     settings: Settings = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", metavar="NAME=A,B,...", help="An axis: each value is run. Repeatable."),
+        typer.Option(
+            "--grid", metavar="NAME=A,B,...", help="An axis: each value is run; seed=0..2 is a range. Repeatable."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be run, and how long that takes.")
+    ] = False,
+    list_settings: Annotated[bool, typer.Option("--list", help="List all settings with their defaults.")] = False,
     *,
     where: Where,
 ) -> None:
     """Run a grid of settings, from a file or the command line.
 
     Every combination is run once; finished runs are kept, killed ones go on from their checkpoint. `synflow results`
-    shows what came out.
+    shows what came out. Model, method and schedule may be functions of yours, file.py:function: that file is run.
 
-    [bold]synflow sweep --set model=resnet20 --grid method=synflow,snip --grid compression=10,100[/bold]
+    [bold]synflow sweep --set model=fc --grid method=synflow,snip --grid compression=10,100 --grid seed=0..2[/bold]
     """
-    from ..experiments.configs import Config, configured
-    from ..experiments.runs import is_done
-    from ..experiments.sweeps import grid as make_grid
-    from ..experiments.sweeps import identity, read_grid, run_sweep, unique
+    from ..experiments.sweeps import run_sweep
+    from .interrupts import told_how_far
     from .output import say
 
-    changes = parse_settings(settings)
-    axes = {name: _values(text) for name, text in (_axis(word) for word in grid or [])}
-    bases = read_grid(file) if file is not None else [Config()]
-    configs = unique(c for base in bases for c in make_grid(configured(base, **changes), axes))
-    if dry_run:
-        for config in configs:
-            say(f"{identity(config)} {'done' if is_done(config, where.runs) else 'to do'}")
+    if list_settings:
+        _list()
         return
-    outcome = run_sweep(configs, where.runs, where.context(), where.place(), tell=say)
+    configs = _configs(file, parse_settings(settings), _axes(grid))
+    if dry_run:
+        _tell_plan(configs, where)
+        return
+    with told_how_far(kept=f"finished runs are kept in {where.runs}: start again to go on") as milestones:
+
+        def tell(text: str) -> None:
+            say(text)
+            count = re.match(r"\[(\d+)/(\d+)\]", text)
+            milestones.last = f"after {count[1]} of {count[2]} runs" if count else milestones.last
+
+        outcome = run_sweep(configs, where.runs, where.context(), where.place(), tell=tell)
     outcome.check()
     say(f"{len(outcome.done)} runs done in {where.runs}; see: synflow results --runs {where.runs}")
 
 
-def _axis(word: str) -> tuple[str, str]:
-    name, sign, values = word.partition("=")
-    if not sign or not values:
-        raise SynflowError(f"{word!r} is no axis; write name=value,value,...")
-    return name.strip(), values
+def _configs(file: Path | None, changes: dict[str, Any], axes: dict[str, list[Any]]) -> list[Config]:
+    """The runs: those of the file, or the usual ones, with the settings and axes of the command line."""
+    from ..experiments.configs import configured, starting_point
+    from ..experiments.sweeps import grid as make_grid
+    from ..experiments.sweeps import read_grid, unique
+
+    for name in axes:
+        if name in changes:
+            raise SynflowError(f"{name} is given by --set and by --grid; leave one of them out")
+    if file is None:
+        datasets = axes.pop("dataset", [changes.get("dataset")])
+        bases = [starting_point(chosen) for chosen in ({"dataset": name} if name else {} for name in datasets)]
+        bases = [configured(base, **({"dataset": n} if n else {})) for base, n in zip(bases, datasets, strict=True)]
+    else:
+        bases = read_grid(file)
+    return unique(c for base in bases for c in make_grid(configured(base, **changes), axes))
 
 
-def _values(text: str) -> list[Any]:
-    return [parse_settings([f"x={part}"])["x"] for part in text.split(",")]
+def _axes(words: list[str] | None) -> dict[str, list[Any]]:
+    """Axes from `name=value,value`; one that is given twice has the values of both.
+
+    >>> _axes(["seed=0..1", "drops=[3,5],[4]", "seed=7"])
+    {'seed': ['0..1', 7], 'drops': [[3, 5], [4]]}
+    """
+    found: dict[str, list[Any]] = {}
+    for word in words or []:
+        name, sign, values = word.partition("=")
+        if not sign or not values:
+            raise SynflowError(f"{word!r} is no axis; write name=value,value,...")
+        parts = re.findall(r"\[[^\]]*\]|[^,\[]+", values)
+        found.setdefault(name.strip(), []).extend(parse_settings([f"x={part}"])["x"] for part in parts)
+    return found
+
+
+def _tell_plan(configs: Sequence[Config], where: Where) -> None:
+    """What varies, which runs are done, and how long the others take."""
+    from ..experiments.configs import Config, identity, to_dict
+    from ..experiments.plan import duration, estimate
+    from ..experiments.preflight import check_before
+    from ..experiments.runs import is_done
+    from ..experiments.summaries import shared_settings, shown, varying
+    from .output import say, say_wrapped, table
+
+    plain = [to_dict(config) for config in configs]
+    rows = [{**config, **config["recipe"]} for config in plain]
+    usual = to_dict(Config())
+    say_wrapped(f"all: {shared_settings(rows, {**usual, **usual['recipe']})}", 5)
+    say()
+    names = [*(varying(rows) or ["method", "compression"]), *(["seed"] if len({r["seed"] for r in rows}) > 1 else [])]
+    done = [is_done(config, where.runs) for config in configs]
+    table(
+        [*names, "state", "run"],
+        [
+            [*(shown(row[name]) for name in names), "done" if ready else "to do", identity(config)]
+            for row, config, ready in zip(rows, configs, done, strict=True)
+        ],
+    )
+    left = [config for config, ready in zip(configs, done, strict=True) if not ready]
+    say(f"\n{len(configs)} runs, {len(left)} to do" + (f": about {duration(estimate(left))}" if left else ""))
+    check_before(left, where.context())
+
+
+def _list() -> None:
+    import dataclasses
+
+    from ..experiments.configs import Config
+    from ..experiments.recipes import Recipe
+    from ..experiments.summaries import shown
+    from .output import say, table
+
+    for title, record in (("run", Config), ("training", Recipe)):
+        fields = [f for f in dataclasses.fields(record) if f.name != "recipe"]
+        table([title, "kind", "default"], [[f.name, str(f.type), shown(f.default) or "-"] for f in fields])
+        say()
+    say("unless told otherwise, digits are trained 20 epochs at rate 0.05 (one_cycle)")

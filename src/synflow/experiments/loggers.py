@@ -70,7 +70,7 @@ def _wandb(folder: Path, config: Config) -> Iterator[Log]:
     wandb = need("wandb", extra="wandb")
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "synflow"), name=identity(config), dir=str(folder),
-        config=to_dict(config), reinit=True, settings=wandb.Settings(console="off", silent=True),
+        config=to_dict(config), settings=wandb.Settings(console="off", silent=True),
     )  # fmt: skip
     try:
         yield lambda metrics: run.log(_numbers(metrics), step=int(metrics.get("epoch", 0)))

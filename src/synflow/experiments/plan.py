@@ -15,7 +15,7 @@ from .configs import Config, reads_data
 from .data import SHAPES
 from .methods import network_of
 
-__all__ = ["Estimate", "cpu_speed", "estimate"]
+__all__ = ["Estimate", "cpu_speed", "duration", "estimate"]
 
 IMAGES = {
     "digits": (1437, 360), "digits32": (1437, 360), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000),
@@ -24,6 +24,10 @@ IMAGES = {
 }  # fmt: skip
 # What such networks sustain on one current data-centre GPU in float32, far below its peak.
 GPU_FLOPS = 8e12
+# Seconds that a run takes beside its operations: building, pruning, certifying, writing.
+EACH_RUN = 0.3
+# Seconds that a training step of a small network takes, which does not keep the cores busy.
+EACH_STEP = 2e-3
 # A step of SynFlow reads and writes every weight a few times beside its one forward and backward pass.
 BYTES_PER_WEIGHT_AND_STEP = 60
 
@@ -35,15 +39,25 @@ class Estimate:
     runs: int
     operations: float
     disk: int
+    steps: float
 
     def hours(self, speed: float) -> float:
         """Hours at `speed` operations per second."""
         return self.operations / speed / 3600
 
 
+def duration(found: Estimate) -> str:
+    """How long runs take here, one after the other, in words."""
+    seconds = found.runs * EACH_RUN + found.steps * EACH_STEP + found.operations / cpu_speed()
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} on this machine, one run at a time"
+    return f"{seconds:.0f} s on this machine, one run at a time"
+
+
 def estimate(configs: Sequence[Config]) -> Estimate:
     """Add up what the runs will take; nothing is built, only shapes are."""
-    return Estimate(len(configs), sum(map(_operations, configs)), sum(map(_disk, configs)))
+    return Estimate(len(configs), sum(map(_operations, configs)), sum(map(_disk, configs)), sum(map(_steps, configs)))
 
 
 @lru_cache(maxsize=64)
@@ -60,9 +74,7 @@ def _size(model: str, width: float, dataset: str) -> tuple[int, int, int]:
 def _operations(config: Config) -> float:
     forward, weights, _ = _size(config.model, config.width, config.dataset)
     classes = SHAPES[config.dataset][0]
-    train, test = IMAGES[config.dataset]
-    train = config.train_per_class * classes if config.train_per_class else train
-    test = config.test_per_class * classes if config.test_per_class else test
+    train, test = _images(config)
     recipe = config.recipe
     # A training step is a forward pass and a backward pass of twice its cost.
     trained = recipe.epochs * (3 * train + test / recipe.evaluate_every) * forward
@@ -76,6 +88,20 @@ def _operations(config: Config) -> float:
         "magnitudes": trained,
         "timing": 2 * trained + pruned,
     }.get(config.task, pruned)
+
+
+def _images(config: Config) -> tuple[int, int]:
+    """Images of an epoch, and of a test."""
+    classes = SHAPES[config.dataset][0]
+    given = (config.train_per_class, config.test_per_class)
+    train, test = (each * classes if each else all_ for each, all_ in zip(given, IMAGES[config.dataset], strict=True))
+    return train, test
+
+
+def _steps(config: Config) -> float:
+    """Training steps."""
+    rounds = {"train": 1, "magnitudes": 1, "timing": 2, "imp": config.rounds + 1}.get(config.task, 0)
+    return rounds * config.recipe.epochs * -(-_images(config)[0] // config.recipe.batch_size)
 
 
 def _disk(config: Config) -> int:

@@ -1,9 +1,10 @@
-"""All results as one table: read, filtered, written as CSV or Parquet."""
+"""All results as one table: read, filtered, written as CSV, Markdown, LaTeX or Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from synflow.errors import SynflowError, need
 from .configs import from_dict
 from .runs import read_result
 from .sealed_json import write_bytes
+from .summaries import Spread, to_latex
 from .tables import command_of
 
 __all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
@@ -101,11 +103,19 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def to_csv(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
-    """The table as CSV text."""
+    """The table as CSV text; a mean has its deviation in a column beside it."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, names or columns(rows), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = names or columns(rows)
+    spread = {name for name in names if any(isinstance(row.get(name), Spread) for row in rows)}
+    heads = [head for name in names for head in ((name, f"{name}_deviation") if name in spread else (name,))]
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(heads)
+    for row in rows:
+        cells: list[Any] = []
+        for name in names:
+            value = row.get(name)
+            cells += [*value] if isinstance(value, Spread) else [value, None] if name in spread else [value]
+        writer.writerow(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
     return buffer.getvalue()
 
 
@@ -118,28 +128,27 @@ def to_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return ""
+    if value is None or isinstance(value, bool):
+        return "" if value is None else "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:.4g}"
     return str(value)
 
 
-def write_table(rows: Sequence[Row], path: Path) -> None:
-    """Write a .csv, .md or .parquet file."""
-    if path.suffix == ".csv":
-        write_bytes(path, to_csv(rows).encode())
-    elif path.suffix == ".md":
-        write_bytes(path, to_markdown(rows).encode())
+def write_table(rows: Sequence[Row], path: Path, names: Sequence[str] | None = None) -> None:
+    """Write a .csv, .md, .tex or .parquet file."""
+    names = list(names or columns(rows))
+    text = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.get(path.suffix)
+    if text is not None:
+        write_bytes(path, text(rows, names).encode())
     elif path.suffix == ".parquet":
         arrow, parquet = need("pyarrow", extra="parquet"), need("pyarrow.parquet", extra="parquet")
-        names = columns(rows)
         uniform = [{name: _uniform(row.get(name)) for name in names} for row in rows]
         buffer = arrow.BufferOutputStream()
         parquet.write_table(arrow.Table.from_pylist(uniform), buffer)
         write_bytes(path, buffer.getvalue().to_pybytes())
     else:
-        raise SynflowError(f"{path}: a table is a .csv, .md or .parquet file")
+        raise SynflowError(f"{path}: a table is a .csv, .md, .tex or .parquet file")
 
 
 def _uniform(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from synflow.errors import SynflowError
 
-from .configs import Config, from_dict, identity, to_dict
+from .configs import Config, from_dict, identity, starting_point, to_dict
 from .recipes import Recipe
 
 __all__ = ["command_of", "read_tables"]
@@ -63,12 +63,12 @@ def _value(text: str) -> Any:
 
 
 def command_of(config: Config) -> str:
-    """The command that does one run again: every setting that is not the default.
+    """The command that does one run again: every setting that is not what a sweep starts from.
 
     >>> command_of(Config(compression=10.0))
-    'synflow sweep --set compression=10.0'
+    'synflow sweep --set compression=10.0 --set epochs=1 --set batch_size=128 --set lr=0.1 --set lr_schedule=step'
     """
-    plain, default = to_dict(config), to_dict(Config())
+    plain, default = to_dict(config), to_dict(starting_point(to_dict(config)))
     settings = {**plain, **plain["recipe"]}
     usual = {**default, **default["recipe"]}
     words = [
