@@ -142,7 +142,7 @@ def test_seeds_are_averaged_and_what_varies_is_a_column(run, tmp_path):
         ("sweep --set seed=1 --grid seed=2,3", "seed is given by --set and by --grid"),
         ("sweep --grid seed=5..1", "the axis seed must be a list of values"),
         ("sweep --grid seed=0..99999999", "the axis seed has more than 10,000 values"),
-        ("sweep --set method=synflo", "choose from balanced, dense"),
+        ("sweep --set method=synflo", "(did you mean synflow or synflow_l2?); choose from balanced, "),
         ("sweep --set optimizer=lion", "choose from adam, adamw, momentum, sgd\n"),
         ("sweep --set drops=[1.5]", "drops must be a list of whole numbers"),
     ],
