@@ -60,18 +60,48 @@ def test_an_unknown_operation_is_named_with_its_module_and_the_line_that_helps()
 
 
 def test_an_unknown_operation_of_the_model_itself():
-    with pytest.raises(NoRuleError, match=r"'exp', in |'exp' on a flow, in module '\(the model itself\)' \(Function\)"):
-        flow(lambda _, x: x.exp())
-    with pytest.raises(NoRuleError, match="'exp_' on a flow"):
-        flow(lambda _, x: x.exp_())
-    with pytest.raises(NoRuleError, match="'topk'"):
-        flow(lambda _, x: x.topk(2)[0])
+    message = r"'digamma' on a flow, in module '\(the model itself\)' \(Function\)"
+    with pytest.raises(NoRuleError, match=message):
+        flow(lambda _, x: x.digamma())
+    with pytest.raises(NoRuleError, match="'digamma_' on a flow"):
+        flow(lambda _, x: x.digamma_())
 
 
-@pytest.mark.parametrize("spelling", ["exp", torch.exp, torch.Tensor.exp])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda _, x: x if x.sum() > 1 else x * 2, r"'__bool__'.*decides in Python by values(.|\n)*register_rule\('gt'"),
+        (lambda _, x: x * x.sum().item(), r"'item'.*decides in Python by values"),
+        (lambda _, x: x if (x > 0).any() else x * 2, r"'any'.*decides in Python by values"),
+        (lambda _, x: x * x.int(), r"'int'.*positions or counts(.|\n)*dtype=torch\.long"),
+        (lambda _, x: x + torch.bucketize(x, torch.zeros(2)), "'bucketize'.*positions or counts"),
+        (lambda _, x: x @ torch.linalg.inv(x.T @ x), "'linalg_inv'.*decomposition"),
+        (lambda _, x: x.resize_(3), "'resize_'.*changes the memory of a tensor in place; write it with reshape"),
+        (lambda _, x: torch.vmap(torch.relu)(x), r"'relu'.*inside of torch\.vmap.*as a loop"),
+    ],
+)  # fmt: skip
+def test_advice_fits_the_operation(function, message):
+    with pytest.raises(NoRuleError, match=message):
+        flow(function)
+
+
+def test_the_advice_on_python_branches_works():
+    def function(_, x):
+        return x if x.sum() > 1 else x * 2
+
+    with pytest.raises(NoRuleError) as caught:
+        flow(function)
+    line = next(line.strip() for line in str(caught.value).splitlines() if "register_rule" in line)
+    exec(line, {"synflow": synflow, "torch": torch})
+    assert flow(function) == 45
+
+
+@pytest.mark.parametrize("spelling", ["digamma", torch.digamma, torch.Tensor.digamma])
 def test_a_rule_by_name_or_by_function_serves_every_spelling(spelling):
     synflow.register_rule(spelling, rules.identity)
-    assert flow(lambda _, x: torch.exp(x)) == flow(lambda _, x: x.exp()) == flow(lambda _, x: x.exp_()) == 45
+    assert (
+        flow(lambda _, x: x.digamma()) == flow(lambda _, x: torch.digamma(x)) == flow(lambda _, x: x.digamma_()) == 45
+    )
 
 
 def test_an_alias_and_its_operation_share_a_rule():

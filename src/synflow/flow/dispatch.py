@@ -10,15 +10,17 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
+from .advice import advice
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Flow, as_flow, flows, scaled
+from .tensor import Choice, Flow, as_flow, flows, scaled
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -34,6 +36,8 @@ class _Active(threading.local):
 _ACTIVE = _Active()
 
 RULES: dict[str, Rule] = {}
+# The rule for any operation that has a choice among its arguments.
+CHOICE = "a choice"
 _USER_RULES: dict[str, Rule] = {}
 
 # Operations whose answer is about the tensor, not its values: they run on the data as they are.
@@ -42,7 +46,7 @@ ABOUT = frozenset(
     size dim numel stride nelement ndimension is_floating_point is_complex get_device is_contiguous element_size
     storage_offset __len__ __hash__ __repr__ __format__ data_ptr _is_view is_inference is_same_size new_zeros
     new_ones new_full new_empty zeros_like ones_like full_like empty_like new_tensor rand_like randn_like
-    is_nonzero result_type can_cast promote_types register_hook requires_grad_ retain_grad is_tensor is_signed
+    result_type can_cast promote_types register_hook requires_grad_ retain_grad is_tensor is_signed
     """.split()
 )
 # Layers: what these send is the flow of their units.
@@ -59,7 +63,15 @@ ALIASES = {
     "__add__": "add", "__radd__": "add", "__mul__": "mul", "__rmul__": "mul", "__sub__": "sub", "__rsub__": "rsub",
     "__truediv__": "div", "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__pow__": "pow", "__neg__": "neg",
     "negative": "neg", "__matmul__": "matmul", "__rmatmul__": "rmatmul", "absolute": "abs", "__iadd__": "add_",
-    "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "arctan": "atan",
+    "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "arctan": "atan", "__eq__": "eq", "__ne__": "ne",
+    "__gt__": "gt", "__ge__": "ge", "__lt__": "lt", "__le__": "le", "greater": "gt", "greater_equal": "ge",
+    "less": "lt", "less_equal": "le", "not_equal": "ne", "__invert__": "logical_not", "bitwise_not": "logical_not",
+    "__and__": "logical_and", "__rand__": "logical_and", "__iand__": "logical_and", "bitwise_and": "logical_and",
+    "__or__": "logical_or", "__ror__": "logical_or", "__ior__": "logical_or", "bitwise_or": "logical_or",
+    "__xor__": "logical_xor", "__rxor__": "logical_xor", "bitwise_xor": "logical_xor", "__floordiv__": "div",
+    "floor_divide": "div", "__rfloordiv__": "rdiv", "__mod__": "remainder", "special_expit": "sigmoid",
+    "special_exp2": "exp2", "special_expm1": "expm1", "special_logit": "logit", "special_erf": "erf", "fix": "trunc",
+    "special_softmax": "softmax", "special_log_softmax": "log_softmax", "special_logsumexp": "logsumexp",
 }  # fmt: skip
 
 
@@ -95,6 +107,11 @@ def composite(rule: Rule) -> Rule:
     return run
 
 
+def pass_under_way() -> bool:
+    """Whether this thread runs a flow pass."""
+    return _ACTIVE.mode is not None
+
+
 def active_mode() -> LinearizationMode:
     """The mode of the flow pass under way."""
     if _ACTIVE.mode is None:
@@ -114,7 +131,7 @@ def findings() -> PassFindings:
 
 def as_input(data: Tensor) -> Flow:
     """A tensor that starts a flow, as an input does; outside of a pass too."""
-    return as_flow(data) if _ACTIVE.mode is None else _ACTIVE.mode.flow_pass.started(data)
+    return active_mode().flow_pass.started(data) if pass_under_way() else as_flow(data)
 
 
 class LinearizationMode(SafeMode):
@@ -148,38 +165,53 @@ class LinearizationMode(SafeMode):
             return func(*args, **kwargs)
         if self.flow_pass.watched is not None:
             self._note_uses(func, args, kwargs)
-        name, hooks = getattr(func, "__name__", ""), self.flow_pass.hooks
-        flowing = flows((args, kwargs))
-        if name in SOURCES and not flowing:
-            return SOURCES[name](func, *args, **kwargs)
-        if hooks is not None and flowing:
+        name, flowing = getattr(func, "__name__", ""), flows((args, kwargs))
+        if not flowing:
+            self._refuse_transforms(name, args)
+            return SOURCES[name](func, *args, **kwargs) if name in SOURCES else func(*args, **kwargs)
+        # The model runs without gradients, and rules with: what `no_grad` hides from training is still a path.
+        before = torch.is_grad_enabled()
+        try:
+            set_gradients(self.gradients)
+            return self._on_flows(name, func, args, kwargs)
+        finally:
+            set_gradients(before)
+
+    def _refuse_transforms(self, name: str, args: Any) -> None:
+        """`torch.vmap` hides flows from the rules."""
+        if any(isinstance(behind_transforms(leaf), Flow) for leaf in args):
+            raise NoRuleError(
+                f"the operation {name!r} in {self.where()} gets a flow inside of torch.vmap or another transform, "
+                "where no rule is looked up; write it with a batch dimension or as a loop over the batch"
+            )
+
+    def _on_flows(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hooks = self.flow_pass.hooks
+        if hooks is not None:
             result = hooks.operation(name, func, args, kwargs, self.by_rule)
             if result is not NotImplemented:
                 return result
         if name == "__get__":
             return read_attribute(func, args, kwargs)
-        if name in ABOUT or not flowing:
+        if name in ABOUT:
             return func(*args, **kwargs)
         return self.by_rule(ALIASES.get(name, name), func, args, kwargs)
 
     def by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation by its row in the table."""
-        rule = _USER_RULES.get(name) or RULES.get(name)
-        # Flow passes a frozen part of a model too: what `no_grad` there hides from training is still a path.
-        before = torch.is_grad_enabled()
-        try:
-            torch._C._set_grad_enabled(self.gradients)
-            if rule is not None:
-                if name in _USER_RULES:
-                    self.flow_pass.found.note_bend()
-                if name not in LAYERS and not hasattr(rule, "composite"):
-                    args, kwargs = self.readable(args, kwargs)
-                return self._apply(rule, name, func, args, kwargs)
-            if name.endswith("_") and not name.endswith("__"):
-                return self._in_place(name, args, kwargs)
-        finally:
-            torch._C._set_grad_enabled(before)
-        raise NoRuleError(self._no_rule(name, func))
+        rule = _USER_RULES.get(name)
+        if rule is None and any(type(leaf) is Choice for leaf in flows((args, kwargs))):
+            return RULES[CHOICE](name, func, args, kwargs)
+        rule = rule or RULES.get(name)
+        if rule is not None:
+            if name in _USER_RULES:
+                self.flow_pass.found.note_bend()
+            if name not in LAYERS and not hasattr(rule, "composite"):
+                args, kwargs = self.readable(args, kwargs)
+            return self._apply(rule, name, func, args, kwargs)
+        if name.endswith("_") and not name.endswith("__"):
+            return self._in_place(name, func, args, kwargs)
+        raise self.no_rule(name, func)
 
     def readable(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments in a form that every rule can read, whatever the hooks of the pass hold them in."""
@@ -199,26 +231,23 @@ class LinearizationMode(SafeMode):
         except FloatingPointError as error:
             raise SynflowError(f"{error} at the operation {name!r} in {self.where()}") from error
 
-    def _in_place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_place(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute out of place by the rule, then write into the first argument; or change its shape in place."""
         if name in RESHAPES_IN_PLACE:
             reshaped: Tensor = getattr(Tensor, name)(*args, **kwargs)
             return reshaped
         base = ALIASES.get(name[:-1], name[:-1])
-        rule = _USER_RULES.get(base) or RULES.get(base)
         function = getattr(Tensor, base, None) or getattr(torch.nn.functional, base, None)
-        if rule is None or function is None:
-            raise NoRuleError(self._no_rule(name, getattr(Tensor, name, None)))
-        return self.overwrite(args[0], self._apply(rule, base, function, args, kwargs))
+        if function is None or not (base in _USER_RULES or base in RULES):
+            raise self.no_rule(name, func)
+        return self.overwrite(args[0], self.by_rule(base, function, args, kwargs))
 
     def overwrite(self, target: Tensor, value: Any) -> Tensor:
         """Put a flow into an existing tensor; a plain tensor becomes a flow, unless it is a window on another one."""
         if value is target or not isinstance(value, Flow):
             return target
         if not isinstance(target, Flow):
-            if target._is_view():
-                self.refuse_view()
-            target = as_flow(target, value.exponent)
+            target = self.becoming_flow(target, value)
         assert isinstance(target, Flow)
         shift = value.exponent - target.exponent
         if abs(shift) > 40:
@@ -230,8 +259,12 @@ class LinearizationMode(SafeMode):
         target.degrees = value.degrees
         return target
 
-    def refuse_view(self) -> NoReturn:
-        """Say that a flow cannot be written into a window on a constant."""
+    def becoming_flow(self, target: Tensor, value: Flow) -> Flow:
+        """A constant into which a flow is written, as a flow; not one that is a window on another tensor."""
+        if not target._is_view():
+            if target.dtype != value.dtype:
+                target.data = (target.data.abs() if target.is_complex() else target.data).to(value.dtype)
+            return as_flow(target, value.exponent)
         raise SynflowError(
             f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would be lost; "
             "write into the tensor itself (out[...] = value), or build it with torch.cat"
@@ -247,13 +280,9 @@ class LinearizationMode(SafeMode):
             frame = frame.f_back
         return "the model"
 
-    def _no_rule(self, name: str, func: Any) -> str:
-        return (
-            f"no rule for the operation {name!r} on a flow, in {self.where()}. If flow passes it like an activation, "
-            f"register one with\n    synflow.register_rule({name!r}, synflow.rules.identity)\n"
-            "or pass a function rule(function, *args, **kwargs) that returns its positive stand-in "
-            f"(the operation is {func!r})"
-        )
+    def no_rule(self, name: str, func: Any) -> NoRuleError:
+        """The error for an operation without a rule, with the way out."""
+        return NoRuleError(f"no rule for the operation {name!r} on a flow, in {self.where()}. {advice(name, func)}")
 
 
 def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

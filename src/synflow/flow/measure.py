@@ -19,6 +19,7 @@ from ..network.private_copy import Network, isolated, restoring
 from ..support.chunked import keeps_all
 from ..support.torch_modes import plain_tensors
 from . import rules  # noqa: F401  (fills the table of rules)
+from .autograd_functions import forward_only
 from .dispatch import LinearizationMode
 from .passes import DEFAULT, FlowPass, PassFindings, PassHooks, PassOptions
 from .tensor import Degrees, Flow, as_flow, common_exponent, either, number, scaled
@@ -114,7 +115,7 @@ def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], foll
     names = {module: name for name, module in network.model.named_modules()}
     mode = LinearizationMode(flow_pass, names, follow)
     example = pytree.tree_map(lambda leaf: _input(leaf, dtype, degrees, flow_pass), network.example)
-    with torch.set_grad_enabled(follow), mode:
+    with torch.no_grad(), forward_only(), mode:
         output = _forward(network, example)
     return _total(output, flow_pass.hooks)
 

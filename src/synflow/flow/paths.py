@@ -182,9 +182,11 @@ def _thinned(
 @plain_tensors
 def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
+    wide = any(weight.dtype == torch.float64 for weight in network.weights.values())
+    dtype = torch.float64 if wide else torch.float32  # as in `absolute`: the model may make constants of its own type
     return {
-        name: weight.new_ones((), dtype=torch.float32).expand(weight.shape)
+        name: weight.new_ones((), dtype=dtype).expand(weight.shape)
         if masks is None or count_true(masks[name]) == weight.numel()
-        else masks[name].to(torch.float32)
+        else masks[name].to(dtype)
         for name, weight in network.weights.items()
     }

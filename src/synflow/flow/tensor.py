@@ -41,6 +41,15 @@ class Flow(Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
 
+class Choice(Flow):
+    """A boolean tensor that depends on the values of a flow: it may be true where its data is, and false anywhere.
+
+    `read` is the flow that was asked.
+    """
+
+    read: Flow
+
+
 def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None, spread: Any = None) -> Flow:
     """View a fresh tensor as a flow; the tensor object itself changes class, which costs nothing and adds no view."""
     if type(data) is Tensor:
@@ -90,6 +99,11 @@ def number(data: Tensor) -> float:
         return float(data)
     finally:
         READING.harmless = False
+
+
+def anything(constant: Tensor) -> bool:
+    """Whether a constant has an entry but zeros; one that was made like a flow does not depend on its values."""
+    return bool(number(torch.any(constant != 0)))
 
 
 def peak(data: Tensor) -> float:

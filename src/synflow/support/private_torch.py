@@ -28,6 +28,7 @@ __all__ = [
     "TorchDispatchMode",
     "WeightNormHook",
     "WeightNormParametrization",
+    "behind_transforms",
     "disabled_torch_function",
     "modes_entered",
     "pop_mode",
@@ -64,3 +65,11 @@ def pop_mode() -> None:
 def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off without a context, where building one for each operation takes too long."""
     torch._C._set_grad_enabled(enabled)
+
+
+def behind_transforms(value: Any) -> Any:
+    """What `torch.vmap` and other transforms have wrapped; outside of them the value itself."""
+    if torch._C._are_functorch_transforms_active():
+        while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+    return value

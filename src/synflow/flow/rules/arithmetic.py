@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import WEIGHTED, NoRuleError, Rule, active_mode, composite, findings, options
-from ..tensor import Flow, as_flow, both, fixed
+from ..tensor import Flow, anything, as_flow, both, fixed
 from .basic import add, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
 
@@ -29,7 +29,7 @@ def weighted(
     taken = None if kwargs else _taken_over(function, x, weight, args)
     if taken is None:
         return _weighted(function, *_readable(x, weight), bias, *args, **kwargs)
-    if bias is None or not (isinstance(bias, Flow) or bool(bias.any())):
+    if bias is None or not (isinstance(bias, Flow) or anything(bias)):
         return taken
     return _with_flow_bias(function, taken, bias)
 
@@ -75,7 +75,7 @@ def _weighted(
     function: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
-    if not isinstance(x, Flow) and bool(torch.any(x != 0)):
+    if not isinstance(x, Flow) and anything(x):
         findings().loose = True  # learned queries and the like: a flow that no input feeds
     large = function is torch.nn.functional.linear and not isinstance(weight, Flow) and weight.numel() >= LARGE
     if large and bias is None and isinstance(x, Flow):

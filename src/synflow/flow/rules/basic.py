@@ -11,6 +11,7 @@ from torch import Tensor
 from ..dispatch import active_mode, findings, options
 from ..tensor import (
     Flow,
+    anything,
     as_flow,
     both,
     common_exponent,
@@ -88,7 +89,7 @@ def positive(leaf: Any, dtype: torch.dtype) -> Any:
     """A constant factor counts with its absolute value; flows and everything else stay."""
     if isinstance(leaf, Flow) or not isinstance(leaf, Tensor):
         return leaf
-    return leaf.abs().to(dtype) if leaf.is_floating_point() else leaf
+    return leaf.abs().to(dtype) if leaf.is_floating_point() or leaf.is_complex() else leaf
 
 
 def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
@@ -96,7 +97,7 @@ def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     constant = constant.detach().to(dtype)
     if not options().shifts:
         return torch.zeros_like(constant)
-    findings().had_shifts = findings().had_shifts or bool(torch.any(constant != 0))
+    findings().had_shifts = findings().had_shifts or anything(constant)
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
@@ -105,7 +106,7 @@ def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     constant = constant.detach().to(dtype)
     if not options().sources:
         return torch.zeros_like(constant)
-    findings().loose = findings().loose or bool(torch.any(constant != 0))
+    findings().loose = findings().loose or anything(constant)
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
@@ -118,7 +119,7 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     items = flows((args, kwargs))
     exponent, dtype, degrees = common_exponent(items), items[0].dtype, either(items)
     counted = any(
-        bool(torch.any(leaf != 0))
+        anything(leaf)
         for leaf in leaves((args, kwargs))
         if isinstance(leaf, Tensor)
         and not isinstance(leaf, Flow)
@@ -164,7 +165,7 @@ def _unblocked(value: Any) -> tuple[Any, Tensor | None]:
     if isinstance(value, Flow) or not isinstance(value, Tensor) or not value.is_floating_point():
         return value, None
     mask = value <= BLOCKING
-    if not bool(mask.any()):
+    if not anything(mask):
         return value, None
     return value.masked_fill(mask, 0.0), mask
 
@@ -191,7 +192,7 @@ def _weighty(value: Any) -> Any:
     if isinstance(value, torch.nn.Parameter) and value.numel() and is_switched_off(value):
         note_zero_gain(tiny=bool(value.any()))
         return torch.ones_like(value)
-    return value.abs() if isinstance(value, Tensor) else abs(value)
+    return abs(value) if not isinstance(value, Tensor) else value if value.dtype == torch.bool else value.abs()
 
 
 def is_switched_off(gain: Tensor) -> bool:

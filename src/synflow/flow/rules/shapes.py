@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import Rule, active_mode, findings, options
-from ..tensor import Flow, as_flow, either, fixed, flows, scaled
+from ..tensor import Flow, as_flow, either, fixed, flows, leaves, mapped, scaled
 from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
 
 _IDENTITY = """
@@ -18,19 +18,20 @@ relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtan
 softplus softsign logsigmoid log_sigmoid threshold _threshold softshrink hardshrink clamp clamp_min clamp_max
 log_softmax detach
 atan erf asinh dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout
-native_dropout neg abs positive nan_to_num fake_quantize_per_tensor_affine local_response_norm real conj
-resolve_conj resolve_neg
+native_dropout neg abs positive nan_to_num local_response_norm real imag conj angle resolve_conj resolve_neg
+log log1p log2 log10 logit erfinv lgamma sin asin sinh tan atanh acosh round floor ceil trunc frac fmod remainder
+fake_quantize_per_tensor_affine fake_quantize_per_channel_affine fused_moving_avg_obs_fake_quant renorm
 """.split()
 _REARRANGED = """
 reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adjoint contiguous clone
 expand broadcast_to repeat tile repeat_interleave roll flip fliplr flipud rot90 narrow select index_select
 gather take_along_dim __getitem__ chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind
 diagonal diag_embed diag tril triu pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle unfold
-fold as_strided masked_select take view_as_real atleast_1d atleast_2d atleast_3d ravel alias swapaxes
+fold as_strided masked_select take combinations atleast_1d atleast_2d atleast_3d ravel alias swapaxes
 unsafe_chunk unsafe_split
 """.split()
 _SUMMED = """
-cat stack hstack vstack dstack column_stack row_stack block_diag maximum fmax max amax scatter scatter_add
+cat stack hstack vstack dstack column_stack row_stack block_diag meshgrid cartesian_prod scatter scatter_add
 index_add index_copy index_put masked_scatter cumsum nansum avg_pool1d avg_pool2d avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d lp_pool1d lp_pool2d upsample upsample_nearest
 upsample_bilinear norm vector_norm linalg_vector_norm linalg_norm frobenius_norm trace
@@ -142,10 +143,9 @@ def _becoming_flow(target: Tensor, value: Flow) -> Flow:
     """A constant into which a flow is written becomes a flow; what it held is a shift."""
     if isinstance(target, Flow):
         return target
-    if target._is_view():
-        active_mode().refuse_view()
-    target.copy_(source(target, target.dtype, value.exponent))
-    return as_flow(target, value.exponent)
+    flow = active_mode().becoming_flow(target, value)
+    flow.copy_(source(flow.as_subclass(Tensor), flow.dtype, value.exponent))
+    return flow
 
 
 def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **__: Any) -> Any:
@@ -204,7 +204,8 @@ def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **k
 
 
 def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """max, amax and maximum; in the booleans a sum has the same support."""
+    """max, amax, maximum, and min as max (a sign does not count); in the booleans a sum has the same support."""
+    function = _LARGEST.get(function.__name__, function)
     if not options().saturate:
         findings().note_bend()
         return homogeneous(function, x, *args, **kwargs)
@@ -216,6 +217,29 @@ def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) ->
     return total
 
 
+_LARGEST: dict[str, Callable[..., Any]] = {
+    "min": torch.max,
+    "amin": torch.amax,
+    "minimum": torch.maximum,
+    "fmin": torch.maximum,
+}
+
+
+def reduce_into(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """scatter_reduce and the like: a least entry as the largest, in the booleans a sum."""
+    names = {"amin": "amax", "min": "max"}
+
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, str) and options().saturate and leaf != "prod":
+            return "mean" if "index" in function.__name__ else "sum"
+        return names.get(leaf, leaf) if isinstance(leaf, str) else leaf
+
+    args, kwargs = mapped(kind, (args, kwargs))
+    if "prod" in leaves((args, kwargs)):
+        raise active_mode().no_rule(function.__name__, function)
+    return homogeneous(function, x, *args, **kwargs)
+
+
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_IDENTITY, identity),
     **dict.fromkeys(_REARRANGED, rearranged),
@@ -223,10 +247,11 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(("sum", "mean", "nanmean"), reduced),
     **dict.fromkeys(("view_as", "expand_as", "reshape_as"), like),
     **dict.fromkeys(("to", "type", "float", "double", "half", "bfloat16", "type_as", "cpu", "cuda"), cast),
-    **dict.fromkeys(("max", "amax", "maximum", "fmax"), maximum),
+    **dict.fromkeys(("max", "amax", "maximum", "fmax", "min", "amin", "minimum", "fmin"), maximum),
     **{f"max_pool{n}d": maximum_pool for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": maximum_pool for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": adaptive_maximum_pool for n in (1, 2, 3)},
+    **dict.fromkeys(("scatter_reduce", "index_reduce", "segment_reduce"), reduce_into),
     "interpolate": interpolate,
     "grid_sample": grid_sample,
     "pad": pad,

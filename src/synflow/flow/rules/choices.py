@@ -1,0 +1,195 @@
+"""Comparisons and selections: the flow has no values to decide by, so whatever may be chosen counts.
+
+The answer to a comparison is a `Choice`. A choice between two sides is their sum; used as a number it is a gate, one
+where flow arrives. What sorts or selects (`topk`, `argmax`) takes positions in turn, the same at every step of pruning,
+so that every expert behind a router is reached, if there are positions enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dispatch import CHOICE, RULES, Rule, active_mode, composite
+from ..tensor import Choice, Flow, leaves, mapped
+from .basic import BLOCKING, add, homogeneous, product, rearranged
+
+
+@composite
+def gate_at_one(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
+    """x over its own value: one where flow arrives, so that a product of many (a scan over time) is one as well."""
+    return x / x
+
+
+def compare(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Choice:
+    """A question about the values of flows; and, or, not of such questions: either answer, anywhere."""
+    given = leaves((args, kwargs))
+    shape = torch.broadcast_shapes(*(leaf.shape for leaf in given if isinstance(leaf, Tensor)))
+    reads = [leaf.read if isinstance(leaf, Choice) else leaf for leaf in given if isinstance(leaf, Flow)]
+    read = reads[0] if len(reads) == 1 else add(torch.add, *reads[:2])
+    choice = torch.ones(shape, dtype=torch.bool, device=read.device).as_subclass(Choice)
+    choice.read = rearranged(torch.broadcast_to, read, shape)
+    return choice
+
+
+def both_true(function: Callable[..., Any], first: Any, second: Any) -> Choice:
+    """and: true only where each may be."""
+    choice = compare(function, first, second)
+    choice.logical_and_(first.as_subclass(Tensor)).logical_and_(second.as_subclass(Tensor))
+    return choice
+
+
+def reshaped_choice(function: Callable[..., Any], choice: Any, *args: Any, **kwargs: Any) -> Any:
+    """Reshaping and indexing of a choice; what is indexed by one is taken where it may be true."""
+    if not isinstance(choice, Choice):
+        args = tuple(leaf.as_subclass(Tensor) if isinstance(leaf, Choice) else leaf for leaf in args)
+        return rearranged(function, choice, *args, **kwargs) if isinstance(choice, Flow) else function(choice, *args)
+    result = function(choice.as_subclass(Tensor), *args, **kwargs).as_subclass(Choice)
+    result.read = rearranged(function, choice.read, *args, **kwargs)
+    return result
+
+
+def either_side(function: Callable[..., Any], condition: Any, first: Any = None, second: Any = None) -> Any:
+    """where: the sum of both sides, blocking constants as zero; between two constants a gate."""
+    if not isinstance(condition, Choice):
+        condition, first = first, condition  # x.where(condition, y)
+    may, read = condition.as_subclass(Tensor), condition.read
+    if first is None:
+        return torch.where(may)
+    first, second = (s if isinstance(s, Flow) else _spread(s, read, may.shape) for s in (first, second))
+    if not isinstance(first, Flow) and not isinstance(second, Flow):
+        return product(torch.mul, gate_at_one(function, read), torch.maximum(first, second))
+    if not bool(may.all()):
+        first = homogeneous(torch.where, may, first, torch.zeros((), dtype=read.dtype, device=read.device))
+    return add(torch.add, first, second)
+
+
+def _spread(side: Any, like: Tensor, shape: torch.Size) -> Tensor:
+    """A constant side: absolute, zero where it blocks, in the shape of the choice."""
+    constant = torch.as_tensor(side, device=like.device).to(like.dtype)
+    constant = constant.masked_fill(constant <= BLOCKING, 0.0).abs()
+    return constant.expand(torch.broadcast_shapes(constant.shape, shape))
+
+
+def filled_by_choice(function: Callable[..., Any], x: Any, mask: Any, value: Any) -> Any:
+    """masked_fill where a choice says so: what was there counts, and what is filled in."""
+    return either_side(torch.where, mask, value, x)
+
+
+@composite
+def set_by_choice(function: Callable[..., Any], target: Any, index: Any, value: Any) -> None:
+    """`target[choice] = value`: what was there counts as well."""
+    index = tuple(leaf.as_subclass(Tensor) if isinstance(leaf, Choice) else leaf for leaf in leaves(index))
+    if isinstance(value, (int, float)):
+        value = 0.0 if value <= BLOCKING else value
+    target[index] = target[index] + value
+
+
+def turns(shape: torch.Size, dim: int, number: int, device: torch.device) -> Tensor:
+    """Positions along a dimension, taken in turn: 0, 1, .. for the first row, and so on round for the next ones."""
+    size, rest = shape[dim], [*shape[:dim], *shape[dim:][1:]]
+    positions = torch.arange(math.prod(rest) * number, device=device) % max(size, 1)
+    return positions.reshape(*rest, number).movedim(-1, dim)
+
+
+def select(function: Callable[..., Any], x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
+    """topk: k positions in turn, whose flow passes."""
+    axis = dim % max(x.dim(), 1)
+    indices = turns(x.shape, axis, named.get("k", k), x.device)
+    return torch.return_types.topk((rearranged(torch.gather, x, axis, indices), indices))
+
+
+def position(function: Callable[..., Any], x: Flow, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """argmax and argmin: positions in turn."""
+    if dim is None:
+        return torch.zeros((), dtype=torch.long, device=x.device)
+    indices = turns(x.shape, dim % x.dim(), 1, x.device)
+    return indices if keepdim else indices.squeeze(dim)
+
+
+def order(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
+    """sort and argsort: in the order of the positions."""
+    whole = [arg for arg in args if not isinstance(arg, bool)]
+    axis = named.get("dim", whole[0] if whole else -1) % max(x.dim(), 1)
+    indices = turns(x.shape, axis, x.shape[axis], x.device)
+    indices = torch.arange(x.shape[axis], device=x.device).reshape([-1] + [1] * (x.dim() - 1 - axis)).expand_as(indices)
+    return indices if function.__name__ == "argsort" else torch.return_types.sort((x, indices))
+
+
+def drawn(function: Callable[..., Any], x: Flow, num_samples: int, *_: Any, **__: Any) -> Tensor:
+    """multinomial: positions in turn."""
+    return turns(x.shape, x.dim() - 1, num_samples, x.device)
+
+
+def statistic(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
+    """median, quantile, kthvalue: any entry may be the one, so the mean."""
+    skips = 1 if function.__name__ in ("kthvalue", "quantile", "nanquantile") else 0
+    rest = list(args)[max(0, skips - ("q" in named) - ("k" in named)) :]
+    dim, keepdim = named.get("dim", rest[0] if rest else None), named.get("keepdim", rest[1] if rest[1:] else False)
+    if dim is None and function.__name__ != "kthvalue":
+        return homogeneous(torch.mean, x)
+    mean = homogeneous(torch.mean, x, -1 if dim is None else dim, keepdim)
+    if "quantile" in function.__name__:
+        return mean
+    return torch.return_types.median((mean, position(function, x, -1 if dim is None else dim, keepdim)))
+
+
+def finite(function: Callable[..., Any], x: Flow, *_: Any, **__: Any) -> Tensor:
+    """isnan, isinf, isfinite: a flow is finite."""
+    return torch.full(x.shape, function.__name__ == "isfinite", device=x.device)
+
+
+def everywhere(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
+    """nonzero, count_nonzero: of ones, since a flow may arrive anywhere."""
+    return function(torch.ones(x.shape, device=x.device), *args, **named)
+
+
+def cast_choice(function: Callable[..., Any], choice: Choice, *args: Any, **kwargs: Any) -> Any:
+    """A choice as a number is a gate; as a whole number it counts where it may be true."""
+    kinds = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.dtype)]
+    if kinds and kinds[0] == torch.bool:
+        return choice
+    if function.__name__ in ("long", "int") or (kinds and not kinds[0].is_floating_point):
+        return function(choice.as_subclass(Tensor), *args, **kwargs)
+    return gate_at_one(function, choice.read)
+
+
+def with_choices(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An operation that has a choice among its arguments, by a rule for that or with a gate in its place."""
+    rule = CHOICES.get(name) or (reshaped_choice if RULES.get(name) is rearranged else None)
+    if rule is not None:
+        return rule(function, *args, **kwargs)
+    args, kwargs = mapped(
+        lambda leaf: gate_at_one(function, leaf.read) if isinstance(leaf, Choice) else leaf, (args, kwargs)
+    )
+    return active_mode().by_rule(name, function, args, kwargs)
+
+
+_COMPARISONS = "eq ne gt ge lt le isclose signbit bool logical_not logical_and logical_or logical_xor"
+
+CHOICES: dict[str, Rule] = {
+    **dict.fromkeys("logical_not logical_or logical_xor".split(), compare),
+    **dict.fromkeys("to type float double long int bool type_as".split(), cast_choice),
+    "logical_and": both_true,
+    "where": either_side,
+    "masked_fill": filled_by_choice,
+    "__setitem__": set_by_choice,
+    "nonzero": lambda function, choice, *args, **named: function(choice.as_subclass(Tensor), *args, **named),
+}
+
+TABLE: dict[str, Rule] = {
+    CHOICE: with_choices,
+    **dict.fromkeys(_COMPARISONS.split(), compare),
+    **dict.fromkeys("isnan isinf isfinite isposinf isneginf".split(), finite),
+    **dict.fromkeys("nonzero argwhere count_nonzero".split(), everywhere),
+    **dict.fromkeys("argmax argmin".split(), position),
+    **dict.fromkeys("sort argsort".split(), order),
+    **dict.fromkeys("median nanmedian kthvalue mode quantile nanquantile".split(), statistic),
+    **dict.fromkeys("exp exp2 expm1".split(), gate_at_one),
+    "topk": select,
+    "multinomial": drawn,
+}
