@@ -200,18 +200,18 @@ class LinearizationMode(SafeMode):
     def by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation by its row in the table."""
         rule = _USER_RULES.get(name)
+        if rule is None and name not in RULES and name.endswith("_") and not name.endswith("__"):
+            return self._in_place(name, func, args, kwargs)
         if rule is None and any(type(leaf) is Choice for leaf in flows((args, kwargs))):
             return RULES[CHOICE](name, func, args, kwargs)
         rule = rule or RULES.get(name)
-        if rule is not None:
-            if name in _USER_RULES:
-                self.flow_pass.found.note_bend()
-            if name not in LAYERS and not hasattr(rule, "composite"):
-                args, kwargs = self.readable(args, kwargs)
-            return self._apply(rule, name, func, args, kwargs)
-        if name.endswith("_") and not name.endswith("__"):
-            return self._in_place(name, func, args, kwargs)
-        raise self.no_rule(name, func)
+        if rule is None:
+            raise self.no_rule(name, func)
+        if name in _USER_RULES:
+            self.flow_pass.found.note_bend()
+        if name not in LAYERS and not hasattr(rule, "composite"):
+            args, kwargs = self.readable(args, kwargs)
+        return self._apply(rule, name, func, args, kwargs)
 
     def readable(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments in a form that every rule can read, whatever the hooks of the pass hold them in."""
@@ -249,6 +249,11 @@ class LinearizationMode(SafeMode):
         if not isinstance(target, Flow):
             target = self.becoming_flow(target, value)
         assert isinstance(target, Flow)
+        if target.is_weight:
+            raise SynflowError(
+                f"in {self.where()} the forward pass writes into a prunable weight, which would change it at each of "
+                "many passes; do this once before pruning, or leave the layer out with protect=..."
+            )
         shift = value.exponent - target.exponent
         if abs(shift) > 40:
             if target._is_view():
@@ -262,8 +267,9 @@ class LinearizationMode(SafeMode):
     def becoming_flow(self, target: Tensor, value: Flow) -> Flow:
         """A constant into which a flow is written, as a flow; not one that is a window on another tensor."""
         if not target._is_view():
-            if target.dtype != value.dtype:
-                target.data = (target.data.abs() if target.is_complex() else target.data).to(value.dtype)
+            # Fresh memory in the flow's own precision; made from the flow, so that a recording can make it again.
+            fresh = value.as_subclass(Tensor).new_zeros(target.shape)
+            target.data = fresh.copy_(target.abs() if target.is_complex() else target)
             return as_flow(target, value.exponent)
         raise SynflowError(
             f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would be lost; "

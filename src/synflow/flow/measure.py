@@ -98,6 +98,7 @@ def _leaves(magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, tr
     for index, (name, magnitude) in enumerate(magnitudes.items()):
         degrees = _once(len(magnitudes), index) if trace else None
         leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), exponent, degrees)
+        leaves[name].is_weight = True
     return leaves
 
 
@@ -199,8 +200,9 @@ def _forward(network: Network, example: Any) -> Any:
 
 
 def _total(output: Any, hooks: PassHooks | None) -> Flow:
-    """The sum over all floating outputs: tensors in tuples, dicts or dataclasses."""
+    """The sum over all floating outputs: tensors in tuples, dicts or dataclasses; losses if there is nothing else."""
     parts = [part if hooks is None else hooks.output(part) for part in _outputs(output)]
+    parts = [part for part in parts if part.dim()] or parts
     if not parts:
         raise SynflowError(
             "no output of the model depends on a floating-point input, an embedding or a prunable weight; "

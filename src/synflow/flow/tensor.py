@@ -35,6 +35,8 @@ class Flow(Tensor):
     degrees: Degrees | None = None
     # What the hooks of a pass keep with a flow that they hold in a form of their own.
     spread: Any = None
+    # Whether this is one of the weights that a pass measures.
+    is_weight: bool = False
 
     # The table of rules is applied by a mode (see dispatch.py); the class itself dispatches nothing, so inside a
     # rule a Flow behaves as its plain data.
