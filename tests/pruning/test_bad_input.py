@@ -146,6 +146,82 @@ def test_unknown_names_list_the_choices():
     refuse("no score 3; choose from", score=3)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (dict(compression="10"), "compression must be a number, got '10'|compression must be at least 1"),
+        (dict(compression=[10]), "compression must be"),
+        (dict(compression=None, density="0.1"), "density"),
+        (dict(select=5), r"select takes a pattern of names or a list of them, or a function .*got \[5\]"),
+        (dict(protect=[nn.Linear]), "protect takes a pattern of names or a list of them, got"),
+        (dict(seed="a"), "seed must be a whole number, got 'a'"),
+        (dict(guard="yes"), "guard must be True, False or None"),
+        (dict(loss=5), "loss must be a function"),
+        (dict(data=5), "data must be batches"),
+        (dict(masks=5), "masks must be a dict of boolean tensors"),
+        (dict(engine="turbo"), "no engine 'turbo'"),
+    ],
+)  # fmt: skip
+def test_settings_of_the_wrong_kind(setting, message):
+    refuse(message, **setting)
+
+
+@pytest.mark.parametrize("wrong", [5, "x", [torch.ones(2)], nn.Linear(2, 2)], ids=["int", "str", "list", "module"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        synflow.density,
+        synflow.shuffle,
+        lambda wrong: synflow.attach(mlp(4, 3), wrong),
+        lambda wrong: synflow.certify(mlp(4, 3), wrong, X),
+        lambda wrong: synflow.report(mlp(4, 3), wrong, X),
+        lambda wrong: synflow.compact(mlp(4, 3), X, wrong),
+        lambda wrong: synflow.save_masks(wrong, "nowhere"),
+        lambda wrong: synflow.load_masks(wrong),
+        lambda wrong: synflow.rewind(mlp(4, 3), wrong),
+        lambda wrong: synflow.register_rule([wrong], lambda *_: 1),
+    ],
+    ids="density shuffle attach certify report compact save_masks load_masks rewind register_rule".split(),
+)
+def test_arguments_of_the_wrong_kind_get_an_error_of_ours(call, wrong):
+    if call is synflow.density and isinstance(wrong, nn.Module):
+        pytest.skip("a model has a density if masks are attached")
+    with pytest.raises(synflow.SynflowError):
+        call(wrong)
+
+
+def test_a_compiled_model_or_part_is_pruned_as_it_was():
+    part, example = mlp(4, 6, 5), torch.ones(1, 4)
+    whole = nn.Sequential(torch.compile(part), nn.Linear(5, 3))
+    plain = synflow.prune(nn.Sequential(part, whole[1]), example, compression=3)
+    found = synflow.prune(whole, example, compression=3)
+    assert [torch.equal(a, b) for a, b in zip(found.values(), plain.values(), strict=True)] == [True] * 3
+    assert list(synflow.prune(torch.compile(part), example, compression=2)) == ["0.weight", "2.weight"]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
+        (nn.Linear(4, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.PReLU(), nn.Linear(6, 3)),
+    ],
+)
+def test_the_parameters_of_norms_can_be_selected(layers):
+    model = nn.Sequential(*layers)
+    masks = synflow.prune(model, X, density=0.5, select=lambda *_: True)
+    assert set(masks) == {name for name, _ in model.named_parameters()}
+    assert synflow.certify(model, masks, X).connected
+
+
+def test_a_score_put_into_the_table_needs_no_data():
+    synflow.SCORES["mine"] = lambda network, masks: {name: weight.abs() for name, weight in network.weights.items()}
+    try:
+        masks = synflow.prune(mlp(4, 6, 3), X, compression=2, score="mine")
+    finally:
+        del synflow.SCORES["mine"]
+    assert sum(int(mask.sum()) for mask in masks.values()) == 21
+
+
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "10"])
 def test_steps_that_are_no_count(steps):
     refuse("steps must be a whole number of at least 1, got", steps=steps)

@@ -85,7 +85,9 @@ def register_rule(operation: str | Callable[..., Any], rule: Rule) -> None:
     >>> import torch, synflow
     >>> synflow.register_rule(torch.special.entr, synflow.rules.identity)
     """
-    name = operation if isinstance(operation, str) else operation.__name__
+    name = operation if isinstance(operation, str) else getattr(operation, "__name__", None)
+    if name is None:
+        raise SynflowError(f"an operation is given by its name or as the function, got {operation!r}")
     if not callable(rule):
         raise SynflowError(f"the rule for {name!r} must be callable as rule(function, *args, **kwargs), got {rule!r}")
     _USER_RULES[ALIASES.get(name, name)] = composite(rule)

@@ -77,6 +77,8 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
     With a model, each mask is on the device of its weight. `about` of the result is what the file says of its origin.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise SynflowError(f"path must be that of a file of masks, got {type(path).__name__}")
     path = Path(path)
     packed, metadata = _decoded(path)
     with _or_corrupt(path):

@@ -98,9 +98,11 @@ class Network:
     def call(self, inputs: Any) -> Any:
         """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments."""
         args, kwargs = arguments(inputs)
-        if not self._reached_around:
-            return self.model(*args, **kwargs)
-        with _Substitution(self._replaced):
+        with ExitStack() as stack:
+            if self._reached_around:
+                stack.enter_context(_Substitution(self._replaced))
+            if any("_orig_mod" in module._modules for module in self.model.modules()):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))  # parts of the model are compiled
             return self.model(*args, **kwargs)
 
 

@@ -159,7 +159,11 @@ def _refuse_weight_norm(model: nn.Module, chosen: Iterable[str]) -> None:
 
 
 def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str) -> set[str]:
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    patterns = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        also = ", or a function (name, parameter) -> bool" if option == "select" else ""
+        raise SynflowError(f"{option} takes a pattern of names or a list of them{also}, got {patterns!r}")
     matched: set[str] = set()
     for pattern in patterns:
         hits = {name for name in parameters if any(fnmatchcase(path, pattern) for path in _paths(name))}

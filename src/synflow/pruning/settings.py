@@ -126,6 +126,7 @@ def checked_run(
     where: Scope = choose("scope", scope, SCOPES)
     engine_named(engine)
     _check_numbers(steps, margin)
+    _check_kinds(guard=guard, seed=seed, loss=loss, data=data)
     traits = traits_of(function)
     is_flow = traits.flow_power is not None
     guarded = is_flow if guard is None else bool(guard)
@@ -193,6 +194,17 @@ def open_for(
 
 def _name(value: str | Callable[..., Any]) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+
+
+def _check_kinds(guard: Any, seed: Any, loss: Any, data: Any) -> None:
+    if guard is not None and not isinstance(guard, bool):
+        raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SynflowError(f"seed must be a whole number, got {seed!r}")
+    if not callable(loss):
+        raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
+    if data is not None and not isinstance(data, Iterable):
+        raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {data!r}")
 
 
 def _check_numbers(steps: Any, margin: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..benchmarking.results import Benchmark
 from ..errors import SynflowError
+from ..masks.checks import check_mapping
 from ..support.atomic_files import write_bytes
 from .comparison import comparison_page
 from .facts import Facts, gather
@@ -64,6 +65,8 @@ def report(
     >>> report(net, masks, torch.ones(1, 10)).html[:15]
     '<!doctype html>'
     """
+    if masks is not None:
+        check_mapping(masks)
     if not masks:
         raise SynflowError("there are no masks to report on; make some with synflow.prune(model, example, ...)")
     if all(isinstance(value, Tensor) for value in masks.values()):

@@ -216,7 +216,7 @@ def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: in
         shape[channel] = -1
     if gain is not None:
         x = x * (gain if shape is None else gain.reshape(shape))
-    if constant is not None and bool(constant.any()):
+    if isinstance(constant, Flow) or (constant is not None and bool(constant.any())):
         x = x + (constant if shape is None else constant.reshape(shape))
     return x
 
