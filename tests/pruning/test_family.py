@@ -57,6 +57,13 @@ def test_lamp_keeps_the_largest_weight_of_each_layer_and_ranks_a_layer_by_magnit
         assert (score.flatten()[order].diff() < 0).all()
 
 
+def test_lamp_of_a_layer_that_is_zero_keeps_a_weight_of_it():
+    model, _ = chain(4, 6, 3)
+    nn.init.zeros_(model[2].weight)
+    found = synflow.score(model, EXAMPLE, "lamp")["2.weight"].flatten()
+    torch.testing.assert_close(found, 1 / torch.arange(1, 19, dtype=torch.float64))
+
+
 def test_rates_of_walks_are_sums_over_all_paths():
     model, weights = chain(3, 5, 4, 2)
     found = visit_rates(open_network(model, torch.zeros(1, 3)), None)

@@ -50,6 +50,15 @@ def test_saliency_of_a_loss_is_skeletonization_with_the_other_sign():
         torch.testing.assert_close(found[name], -score)
 
 
+@pytest.mark.parametrize("score", ["grasp", "obd", "prospr"])
+def test_an_operation_without_a_second_derivative_is_named(score):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Hardsigmoid())
+    message = f"score '{score}' needs second derivatives, but torch has none here: .*hardsigmoid.* such as 'snip'"
+    with pytest.raises(synflow.SynflowError, match=message):
+        synflow.score(model, X, score, DATA)
+    assert synflow.score(model, X, "snip", DATA).keys() == synflow.prunable(model).keys()
+
+
 def test_weights_that_the_loss_does_not_see_have_no_gradient():
     model = Function(lambda self, x: self.used(x), used=nn.Linear(3, 2), idle=nn.Linear(3, 2))
     for score in ("snip", "grasp", "obd"):

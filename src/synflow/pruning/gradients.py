@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -41,8 +41,7 @@ def hessian_products(
     """H v, the Hessian of the summed loss times a vector."""
     total: dict[str, Tensor] = {}
     losses = _losses(network, masks, training, temperature)
-    # Fused attention kernels have no second derivative.
-    with sdpa_kernel(SDPBackend.MATH), EconomicalNorms(), closing(losses):
+    with _twice_differentiable(network), closing(losses):
         for loss, leaves in losses:
             _accumulate(total, leaves, _products(loss, leaves, vectors))
             del loss  # and its graph, before the next batch makes another
@@ -60,7 +59,7 @@ def meta_gradients(
     if steps < 1:
         raise SynflowError(f"prospr: steps of training must be at least 1, got {steps!r}; for none take 'snip'")
     number, total = len(network.batches), dict[str, Tensor]()
-    with isolated(network.seed, network.device), sdpa_kernel(SDPBackend.MATH), EconomicalNorms():
+    with isolated(network.seed, network.device), _twice_differentiable(network):
         leaves = leaves_in_place(network, masks, training)
         weights, speed = leaves, dict[str, Tensor]()
         for step in range(steps):
@@ -75,6 +74,22 @@ def meta_gradients(
         loss = _seeded_loss(network, steps % number)
         _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
     return total
+
+
+@contextmanager
+def _twice_differentiable(network: Network) -> Iterator[None]:
+    """Operations in a form that has a second derivative; an error that says so where torch has none."""
+    try:
+        # Fused attention kernels have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), EconomicalNorms():
+            yield
+    except (RuntimeError, NotImplementedError) as cause:
+        if "derivative for" not in str(cause):
+            raise
+        raise SynflowError(
+            f"{network.score_name} needs second derivatives, but torch has none here: {cause}; choose a score of first "
+            "derivatives, such as 'snip', or replace the operation"
+        ) from cause
 
 
 def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> tuple[Tensor | None, ...]:

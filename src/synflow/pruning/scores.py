@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from ..flow.measure import measure
+from ..flow.measure import absolute, measure
 from ..flow.passes import PassOptions
 from ..flow.paths import cuts, has_branches
 from ..network.private_copy import Network
@@ -100,10 +100,10 @@ def magnitude(network: Network, masks: Mapping[str, Tensor] | None = None) -> Sc
 def lamp(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
     """w^2 / (sum of v^2 over the weights v of its layer that are no smaller): magnitude, comparable between layers."""
     scores = {}
-    for name, weight in masked_weights(network, masks).items():
-        squares, order = torch.sort(weight.flatten().to(torch.float64).square(), descending=True, stable=True)
-        shares = squares / squares.cumsum(0).clamp_min(torch.finfo(torch.float64).tiny)
-        scores[name] = torch.empty_like(shares).scatter_(0, order, shares).view(weight.shape)
+    for name, square in absolute(network, masks, power=2).items():
+        ordered, order = torch.sort(square.flatten().to(torch.float64), descending=True, stable=True)
+        part = ordered / ordered.cumsum(0).clamp_min(torch.finfo(torch.float64).tiny)
+        scores[name] = torch.empty_like(part).scatter_(0, order, part).view(square.shape)
     return scores
 
 
