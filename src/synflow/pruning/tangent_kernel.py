@@ -21,8 +21,8 @@ from ..network.private_copy import Network, isolated, restoring
 from ..support.private_torch import pytree
 from .gradients import leaves_in_place, masked_weights
 
-# An example of one input stands for a batch of this many: batch norms need several, and the estimate gets steadier.
-INPUTS = 32
+# An example of one input stands for a batch of this many: batch norms need several; more would need much memory.
+INPUTS = 16
 
 
 @restoring
