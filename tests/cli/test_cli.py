@@ -204,9 +204,9 @@ def test_compare_shows_densities_and_overlap(run, tmp_path):
     assert "no mask for" in run("compare pruned conv", code=2).err
 
 
-@pytest.mark.parametrize("command", ["models", "scores", "schedules", "data"])
+@pytest.mark.parametrize("command", ["models", "scores", "schedules", "scopes", "data"])
 def test_lists_name_everything_with_a_line(run, command):
-    tables = {"models": MODELS, "scores": synflow.SCORES, "schedules": synflow.SCHEDULES}
+    tables = {"models": MODELS, "scores": synflow.SCORES, "schedules": synflow.SCHEDULES, "scopes": synflow.SCOPES}
     got = json.loads(run(f"{command} --json").out)
     if command in tables:
         assert set(got) == set(tables[command])

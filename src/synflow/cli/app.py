@@ -19,7 +19,7 @@ from ..errors import SynflowError
 from .demo_command import demo
 from .doctor_command import doctor
 from .inspect_commands import certify, compare, inspect
-from .list_commands import data, models, schedules, scores
+from .list_commands import data, models, schedules, scopes, scores
 from .paper_command import paper
 from .prune_command import prune
 from .results_command import results
@@ -43,7 +43,7 @@ app = typer.Typer(
 PANELS = {
     "Prune": (prune, inspect, certify, compare),
     "Ship": (compact, bench, export),
-    "Learn": (demo, models, scores, schedules, data, doctor),
+    "Learn": (demo, models, scores, schedules, scopes, data, doctor),
     "Experiments": (paper, sweep, results),
 }
 for panel, functions in PANELS.items():

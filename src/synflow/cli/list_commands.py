@@ -1,4 +1,4 @@
-"""`synflow models`, `scores`, `schedules`, `data`: what there is to choose from, one line each."""
+"""`synflow models`, `scores`, `schedules`, `scopes`, `data`: what there is to choose from, one line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from ..errors import SynflowError
 from . import options
 
-__all__ = ["data", "models", "schedules", "scores"]
+__all__ = ["data", "models", "schedules", "scopes", "scores"]
 
 FAMILIES = (
     ("fc", "fully connected, 6 layers of 100 units"),
@@ -24,6 +24,8 @@ FAMILIES = (
     ("resnet101", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
     ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
+    ("mobilenet", "inverted residuals with depthwise convolutions, for small images"),
+    ("vit", "a small vision transformer, 6 blocks"),
 )
 OTHERS = {
     "timm:NAME": "models of timm; `synflow models timm` lists them",
@@ -84,6 +86,13 @@ def schedules(json: options.Json = False) -> None:
     from ..pruning.schedules import SCHEDULES
 
     _list("schedule", SCHEDULES, json)
+
+
+def scopes(json: options.Json = False) -> None:
+    """List the scopes: which weights compete, and so which density each layer gets."""
+    from ..pruning.scopes import SCOPES
+
+    _list("scope", SCOPES, json)
 
 
 def data(json: options.Json = False) -> None:
