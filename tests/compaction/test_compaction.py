@@ -27,6 +27,8 @@ def test_masks_default_to_the_attached_ones_and_add_to_them():
     assert sizes(compact(model, X)) == [(3, 3), (4, 3), (2, 4)]
     both = compact(model, X, {"4.weight": without(model, "4.weight", 1, [1, 2])})
     assert sizes(both) == [(3, 3), (2, 3), (2, 2)]
+    more = compact(model, X, {"2.weight": without(model, "2.weight", 1, [1])})  # of the same weight: neither comes back
+    assert sizes(more) == [(2, 3), (4, 2), (2, 4)]
     assert list(attached(model)) == ["2.weight"]
     with pytest.raises(SynflowError, match="no masks; attach them first, or pass masks="):
         compact(mlp(), X)
