@@ -1,6 +1,7 @@
 """The command line: what it writes, prints and refuses. In one process, since importing torch takes seconds."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -117,9 +118,89 @@ def test_inspect_reads_folders_and_bare_masks(run):
     shown = run("inspect pruned")
     assert "228 of 2,280 weights kept (10x)" in shown.out
     assert "method synflow" in shown.out
-    assert "228 of 2,280" in run("inspect pruned/masks.safetensors").out
+    assert "live units: with a weight on a path" in shown.out
+    bare = run("inspect pruned/masks.safetensors").out
+    assert "228 of 2,280" in bare
+    assert "live units" not in bare, "masks alone do not tell what lies on a path"
+    assert {row["live_units"] for row in json.loads(run("inspect pruned/masks.safetensors --json").out)["layers"]} == {
+        None
+    }
     got = json.loads(run("inspect pruned --json").out)
     assert sum(layer["kept"] for layer in got["layers"]) == 228
+
+
+BRANCH = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(20, 20), nn.Linear(20, 20)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+def make():
+    return nn.Sequential(nn.Linear(20, 20), Block(), nn.Linear(20, 5)), torch.ones(1, 20)
+"""
+
+
+def test_dead_layers_are_told_beside_empty_ones_everywhere(run, tmp_path):
+    (tmp_path / "branch.py").write_text(BRANCH)
+    run("prune branch.py:make --compression 5 --out whole")
+    masks = synflow.load_masks("whole/masks.safetensors")
+    masks["1.a.weight"].zero_()  # b keeps weights, but nothing feeds them
+    synflow.save_masks(masks, "dead.safetensors")
+    shown = run("certify dead.safetensors --model branch.py:make").out
+    assert re.search(r"empty layers +1\.a\.weight\n", shown)
+    assert re.search(r"dead layers +1\.a\.weight, 1\.b\.weight\n", shown)
+    shown = run("prune branch.py:make --compression 100 --out dead").out
+    dead = re.search(r"dead layers +(\S+)", shown)[1]
+    assert dead != "none"
+    assert f"dead layers {dead.rstrip(',')}" in run("inspect dead").out
+    compared = run("compare whole dead --report c.html").out
+    assert re.search(r"B dead \(synflow, 100x\): connected, \d empty, [12] dead layers", compared)
+    html = Path("dead/report.html").read_text()
+    assert re.search(r"<dt>dead layers</dt><dd>1\.", html)
+    assert "layers dead" in html
+    assert "dead layers" in Path("c.html").read_text()
+
+
+def test_long_names_stay_apart(run, tmp_path):
+    tail = "_name_that_is_longer_than_the_column"
+    (tmp_path / "long.py").write_text(re.sub(r"self\.([ab])\b", rf"self.\1{tail}", BRANCH))
+    shown = run("prune long.py:make --compression 5").out
+    assert len(re.findall(r"^1\.[ab]_name\S+…\S+ ", shown, flags=re.M)) == 2
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+OWN = """
+from synflow.pruning.scores import traits
+
+def heavy(network, masks=None):
+    return {name: weight.abs() for name, weight in network.weights.items()}
+
+@traits(needs_data=True)
+def reads(network, masks=None):
+    return heavy(network)
+
+def at_the_end(step, steps, density):
+    return density if step == steps else 1.0
+"""
+
+
+def test_scores_and_schedules_of_ones_own(run, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = "--score own.py:heavy --schedule own.py:at_the_end --steps 3"
+    got = json.loads(run(f"prune net.py:make --compression 3 {own} --json --out own").out)
+    assert (got["pruning"]["method"], got["pruning"]["schedule"]) == ("heavy", "at_the_end")
+    assert [step["kept"] for step in got["certificate"]["steps"]] == [2280, 2280, 760]
+    run("prune net.py:make --compression 3 --score magnitude --out named")
+    assert json.loads(run("compare own named --json").out)["overlaps"]["named"][-1]["overlap"] == 1
+    assert "reads data; name a data set" in run("prune net.py:make --compression 10 --score own.py:reads", code=2).err
+    assert "has no function 'gone'" in run("prune net.py:make --compression 10 --score own.py:gone", code=2).err
+    assert "that file is run" in re.sub(r"[│\s]+", " ", run("prune --help").out)
 
 
 def test_a_network_without_a_path_is_written_and_leaves_with_one(run):
@@ -226,6 +307,25 @@ def test_doctor_finds_this_machine_healthy(run):
     assert max(map(len, run("doctor").out.splitlines())) <= 80
 
 
+def test_doctor_tries_the_packages_that_are_there(run, tmp_path, monkeypatch):
+    """A package that is found and cannot be imported is no healthy one."""
+    (tmp_path / "fine_thing.py").write_text("")
+    (tmp_path / "sad_thing.py").write_text("raise RuntimeError('operator nms does not exist')")
+    (tmp_path / "fatal_thing.py").write_text("import os; os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from synflow.cli import doctor_checks
+
+    monkeypatch.setattr(doctor_checks, "EXTRAS", {"x": ("fine_thing", "sad_thing", "fatal_thing"), "y": ("not_there",)})
+    got = json.loads(run("doctor --json", code=1).out)
+    assert got["extras"]["x"]["broken"] == {
+        "sad_thing": "RuntimeError: operator nms does not exist",
+        "fatal_thing": "importing it ends the process with code 3",
+    }
+    assert got["extras"]["y"]["missing"] == ["not_there"]
+    assert "BROKEN: import sad_thing" in run("doctor", code=1).out
+
+
 def test_data_scores_read_the_bundled_digits(run):
     pytest.importorskip("sklearn")
     got = json.loads(run("prune fc --score snip --data digits --compression 10 --json").out)
@@ -255,6 +355,7 @@ def test_every_command_and_option_has_help(run):
             words = re.sub(r"--[\w-]+|-h\b|<\w+>|\b[A-Z|]+\b|\[[^\]]*\]|[│*]", " ", line).split()
             assert words, f"{command}: {line} says nothing"
         assert described
+        assert not re.search(r"<\w", shown), "types of Python say nothing to a user"
     assert synflow.__version__ in run("--version").out
 
 

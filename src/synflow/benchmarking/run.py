@@ -222,9 +222,12 @@ def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> It
                     run()
                 loops[name] = max(1, round(SHORTEST / max(clocked(run, 1), 1e-9)))
             seconds: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(repeats):
-                for name, run in runs.items():
-                    seconds[name].append(clocked(run, loops[name]))
+            for turn in range(repeats):
+                try:
+                    for name, run in runs.items():
+                        seconds[name].append(clocked(run, loops[name]))
+                except KeyboardInterrupt as stop:
+                    raise KeyboardInterrupt(f"after {turn} of {repeats} rounds of {task}, batch {size}") from stop
                 bar.update()
             dense = statistics.median(seconds["dense"])
             for name, values in seconds.items():

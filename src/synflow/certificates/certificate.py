@@ -80,6 +80,11 @@ class Certificate:
         return self.total / (self.kept - self.idle) if self.kept > self.idle else math.inf
 
     @property
+    def dead_layers(self) -> tuple[str, ...]:
+        """The layers without a weight on a path from an input to an output, the empty ones included."""
+        return tuple(layer.name for layer in self.layers if not layer.on_path)
+
+    @property
     def theorem_held(self) -> bool | None:
         """Whether at every step less flow was pruned than there was; None when the steps are not known."""
         known = [step.held for step in self.steps if step.held is not None]
@@ -91,6 +96,7 @@ class Certificate:
             "compression": self.compression,
             "effective_compression": self.effective_compression,
             "theorem_held": self.theorem_held,
+            "dead_layers": self.dead_layers,
         }
         return {**derived, **asdict(self)}
 
@@ -106,6 +112,7 @@ class Certificate:
                 "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
             ),
             ("empty layers", some(self.empty_layers)),
+            ("dead layers", some(self.dead_layers)),
             ("on no path", f"{self.idle:,} kept weights (effective compression {times(self.effective_compression)})"),
             ("flow", f"{power_of_two(self.flow_log2_before)} before, {power_of_two(self.flow_log2)} after"),
             ("conservation", _residuals(self)),

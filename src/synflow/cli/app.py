@@ -68,13 +68,15 @@ def main(
 
 
 def _command() -> Any:
-    """The application for click, without the word <bool> behind each switch in --help."""
+    """The application for click, without words such as <bool> and <list[Path]> in --help."""
     command: Any = typer.main.get_command(app)
     for one in (command, *command.commands.values()):
         with one.make_context("synflow", [], resilient_parsing=True) as context:
             for parameter in one.get_params(context):
                 if getattr(parameter, "is_flag", False):
                     parameter.metavar = ""
+                elif parameter.param_type_name == "argument":
+                    parameter.display_type_rich = lambda **_: None  # its name says what it is
     return command
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,8 +27,22 @@ EXTRAS = {
     "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "plots": ("matplotlib",), "experiments": ("sklearn",),
     "fast": ("numba",), "openvino": ("openvino",), "parquet": ("pyarrow",), "ray": ("ray",),
-    "logging": ("tensorboard", "mlflow"),
+    "logging": ("tensorboard", "mlflow"), "wandb": ("wandb",),
 }  # fmt: skip
+# Says of each package, one line each, how its import ended; models are loaded with the same cure for torchvision.
+TRY_IMPORTS = """
+import importlib, sys, warnings
+warnings.simplefilter("ignore")
+from synflow.models.torchvision_cure import cure_torchvision
+cure_torchvision()
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        said = ""
+    except BaseException as cause:
+        said = f"{type(cause).__name__}: {cause}".replace("\\n", " ").replace("\\t", " ")
+    print(f"synflow-import\\t{name}\\t{said}", flush=True)
+"""
 
 
 class _Attention(nn.Module):
@@ -44,6 +59,7 @@ class _Attention(nn.Module):
 def diagnosis() -> dict[str, Any]:
     """Versions, devices, extras, the self-test, and whether all of it is well."""
     checks = {name: _checked(check) for name, check in CHECKS.items()}
+    extras = _extras()
     return {
         "versions": {"synflow": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
         "devices": {
@@ -52,15 +68,37 @@ def diagnosis() -> dict[str, Any]:
             "mps": "yes" if torch.backends.mps.is_available() else "none",
             "free disk": f"{shutil.disk_usage('.').free / 1e9:.0f} GB here",
         },
-        "extras": {name: _extra(packages) for name, packages in EXTRAS.items()},
+        "extras": extras,
         "self-test": checks,
-        "healthy": all(check["ok"] for check in checks.values()),
+        "healthy": all(check["ok"] for check in checks.values())
+        and not any(extra["broken"] for extra in extras.values()),
     }
 
 
-def _extra(packages: tuple[str, ...]) -> dict[str, Any]:
-    missing = [name for name in packages if name not in sys.modules and find_spec(name) is None]
-    return {"installed": not missing, "missing": missing}
+def _extras() -> dict[str, dict[str, Any]]:
+    """Which packages are there, and which of them fail to be imported, with the error."""
+    there = {name: find_spec(name) is not None for packages in EXTRAS.values() for name in packages}
+    errors = _import_errors([name for name, found in there.items() if found])
+    return {
+        extra: {
+            "installed": all(there[name] for name in packages), "missing": [n for n in packages if not there[n]],
+            "broken": {name: errors[name] for name in packages if name in errors},
+        }
+        for extra, packages in EXTRAS.items()
+    }  # fmt: skip
+
+
+def _import_errors(names: list[str]) -> dict[str, str]:
+    """Import packages in a process of its own, which a broken one may end; what failed, and how."""
+    run = subprocess.run(
+        [sys.executable, "-c", TRY_IMPORTS, *names], capture_output=True, text=True, timeout=600, check=False
+    )
+    lines = [line.split("\t", 2)[1:] for line in run.stdout.splitlines() if line.startswith("synflow-import\t")]
+    found = {name: " ".join(said.split())[:300] for name, said in lines if said}
+    tried = [name for name, _ in lines]
+    if run.returncode and len(tried) < len(names):
+        found[names[len(tried)]] = f"importing it ends the process with code {run.returncode}"
+    return found
 
 
 def _chain() -> tuple[nn.Module, Tensor]:

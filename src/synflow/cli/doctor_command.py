@@ -12,7 +12,8 @@ __all__ = ["doctor"]
 
 
 def doctor(json: options.Json = False) -> None:
-    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails."""
+    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails
+    or a package that is installed cannot be imported."""
     from .doctor_checks import diagnosis
     from .output import print_json
 
@@ -32,10 +33,7 @@ def _show(found: dict[str, Any]) -> None:
     say()
     table(
         ["extra", "state"],
-        [
-            [name, "installed" if not extra["missing"] else _remedy(name, extra["missing"])]
-            for name, extra in found["extras"].items()
-        ],
+        [[name, _state(name, extra)] for name, extra in found["extras"].items()],
     )
     say()
     table(
@@ -48,5 +46,7 @@ def _show(found: dict[str, Any]) -> None:
     say("\neverything works" if found["healthy"] else "\nsomething is wrong with this installation; see above")
 
 
-def _remedy(extra: str, missing: list[str]) -> str:
-    return f"lacks {', '.join(missing)}: pip install 'synflow[{extra}]'"
+def _state(name: str, extra: dict[str, Any]) -> str:
+    broken = [f"BROKEN: import {package} fails: {said}" for package, said in extra["broken"].items()]
+    missing = [f"lacks {', '.join(extra['missing'])}: pip install 'synflow[{name}]'"] if extra["missing"] else []
+    return "; ".join(broken + missing) or "installed"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..certificates.certificate import certify as certify_model
 from ..errors import SynflowError
+from ..masks.checks import some
 from ..masks.files import load_masks
 from ..masks.results import Masks
 from ..models.sources import load_model
@@ -22,6 +23,8 @@ from ..support.numbers import percent, setting_text, times
 from .options import Origin
 from .output import layer_table, print_json, say, say_wrapped, table, watched
 from .runs import CERTIFICATE, open_run, rebuild, replace_text
+
+LEGEND = "(overlap: of the weights that either keeps, the share that both keep; by chance: of masks drawn at random)"
 
 __all__ = ["run_certify", "run_compare", "run_inspect"]
 
@@ -37,10 +40,12 @@ def run_inspect(path: Path, json: bool) -> None:
     else:
         masks, certificate, command = load_masks(path), None, None
         about, layers = masks.about, tuple(_bare(name, mask) for name, mask in masks.items())
+    # What lies on a path cannot be told from masks alone.
+    unknown = {"on_path": None, "live_units": None} if certificate is None else {}
     if json:
         print_json({
             "about": about, "command": command, "certificate": certificate,
-            "layers": [{**vars(layer), "density": layer.density} for layer in layers],
+            "layers": [{**vars(layer), "density": layer.density, **unknown} for layer in layers],
         })  # fmt: skip
         return
     total, kept = sum(layer.total for layer in layers), sum(layer.kept for layer in layers)
@@ -48,12 +53,14 @@ def run_inspect(path: Path, json: bool) -> None:
     if certificate is not None:
         connected = "connected" if certificate["connected"] else "NOT connected: no path from input to output is left"
         say(f"{connected}; {certificate['idle']:,} kept weights on no path")
+        dead = [layer.name for layer in layers if not layer.on_path]
+        say_wrapped(f"empty layers {some(certificate['empty_layers'])}; dead layers {some(dead)}", 2)
     settings = ", ".join(f"{key} {setting_text(value)}" for key, value in about.items() if key != "fingerprint")
     say_wrapped(f"made with {settings}", 10)
     if command:
         say_wrapped(f"command   {command}", 10)
     say()
-    layer_table(layers)
+    layer_table(layers, measured=certificate is not None)
 
 
 def run_certify(path: Path, model: str | None, origin: Origin, write: bool, json: bool) -> None:
@@ -101,8 +108,11 @@ def run_compare(paths: list[Path], report: Path | None, force: bool, json: bool)
         })  # fmt: skip
     else:
         for name, rows in pairs.items():
-            say(f"A {first} ({_method(every[first])})\nB {name} ({_method(every[name])})\n")
+            for letter, path in (("A", first), ("B", name)):
+                say_wrapped(f"{letter} {path} ({_method(every[path])}){_health(Path(path))}", 2)
+            say()
             _overlap_table(rows)
+            say_wrapped(LEGEND, 1)
             say()
     if report is not None:
         _write_comparison(paths, every, report)
@@ -132,10 +142,17 @@ def _masks_of(path: Path) -> Masks:
 
 
 def _bare(name: str, mask: Tensor) -> LayerFacts:
-    units = mask.shape[0] if mask.dim() else 1
-    kept = int(mask.sum())
-    live = int(mask.reshape(units, -1).any(1).sum())
-    return LayerFacts(name, tuple(mask.shape), mask.numel(), kept, kept, units, live, None, None)
+    units, kept = mask.shape[0] if mask.dim() else 1, int(mask.sum())
+    return LayerFacts(name, tuple(mask.shape), mask.numel(), kept, 0, units, 0, None, None)
+
+
+def _health(path: Path) -> str:
+    """What a folder knows of its network beside the masks."""
+    if not path.is_dir():
+        return ""
+    facts = open_run(path).facts()
+    empty, dead = len(facts.certificate["empty_layers"]), len(facts.dead_layers)
+    return f": {'connected' if facts.certificate['connected'] else 'NOT connected'}, {empty} empty, {dead} dead layers"
 
 
 def _compression(masks: Masks) -> float | None:

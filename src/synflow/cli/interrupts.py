@@ -23,5 +23,7 @@ def told_how_far(kept: str = "nothing was written") -> Iterator[Milestones]:
     try:
         yield milestones
     except KeyboardInterrupt as stop:
-        where = milestones.last or (f"after {stop.reached}" if isinstance(stop, PruningInterrupt) else "")
+        where = milestones.last or (
+            f"after {stop.reached}" if isinstance(stop, PruningInterrupt) else str(stop).strip()
+        )
         raise KeyboardInterrupt(f" {where}; {kept}" if where else f"; {kept}") from stop

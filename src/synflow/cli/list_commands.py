@@ -23,6 +23,8 @@ FAMILIES = (
     ("resnet50", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet101", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
+    ("mobilenet*", "MobileNet: depthwise and 1x1 convolutions"),
+    ("vit*", "vision transformer"),
     ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
     ("mobilenet", "inverted residuals with depthwise convolutions, for small images"),
     ("vit", "a small vision transformer, 6 blocks"),
@@ -113,7 +115,7 @@ def _built_in(pattern: str) -> dict[str, str]:
 
 
 def _family(name: str) -> str:
-    return next(text for pattern, text in FAMILIES if fnmatch.fnmatch(name, pattern))
+    return next((text for pattern, text in FAMILIES if fnmatch.fnmatch(name, pattern)), "a network of the library")
 
 
 def _list(kind: str, functions: Mapping[str, Callable[..., Any]], json: bool) -> None:

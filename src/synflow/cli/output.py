@@ -121,8 +121,11 @@ def _words(*texts: str) -> list[str]:
     return ["", *(word for text in texts for word in text.split())]
 
 
-def layer_table(layers: Sequence[LayerFacts]) -> None:
-    """One line per layer: weights kept, live units, density with a bar, share of the flow."""
+def layer_table(layers: Sequence[LayerFacts], measured: bool = True) -> None:
+    """One line per layer: weights kept, live units, density with a bar, share of the flow; and what that means.
+
+    Without a measurement (`measured`) live units and flow are not known.
+    """
     least = min((layer.density for layer in layers if layer.kept), default=1.0)
     decades = max(1, math.ceil(-math.log10(least)))
     wide = console().width >= 76
@@ -133,12 +136,15 @@ def layer_table(layers: Sequence[LayerFacts]) -> None:
     for layer in layers:
         row = [
             _short(layer.name.removesuffix(".weight"), 22), f"{layer.kept:,}", f"{layer.total:,}",
-            f"{layer.live_units}/{layer.units}",
-            "-" if layer.flow_share is None else _share(layer.flow_share),
+            *([f"{layer.live_units}/{layer.units}", "-" if layer.flow_share is None else _share(layer.flow_share)]
+              if measured else []),
             percent(layer.density),
         ]  # fmt: skip
         rows.append([*row, bar(layer.density, decades)] if wide else row)
-    table([*columns, f"1e-{decades}".ljust(BAR - 1) + "1"] if wide else columns, rows)
+    heads = columns if measured else [columns[i] for i in (0, 1, 2, 5)]
+    table([*heads, f"1e-{decades}".ljust(BAR - 1) + "1"] if wide else heads, rows)
+    known = "live units: with a weight on a path; flow: share of the whole flow that passes; " if measured else ""
+    say_wrapped(f"({known}bar: density, logarithmic)" if wide else f"({known.rstrip('; ')})" if known else "", 1)
 
 
 def bar(density: float, decades: int) -> str:
@@ -153,4 +159,5 @@ def _share(value: float) -> str:
 
 
 def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else "…" + name[1 - most :]
+    """A name with its middle left out: the beginning tells the block, the end the layer."""
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most - most // 2) :]}"

@@ -24,6 +24,7 @@ from ..reporting.facts import plain_benchmark, plain_compaction
 from ..support.folders import is_free
 from ..support.numbers import bytes_text, seconds_text
 from .bench_options import Timed
+from .interrupts import told_how_far
 from .output import print_json, progress, say, say_wrapped, table, watched
 from .runs import BENCH, COMPACT, Run, next_command, open_run, rebuild, refresh_report, replace_text
 
@@ -62,12 +63,13 @@ def run_bench(folder: Path, model: str | None, timed: Timed, json: bool) -> None
     """Time the networks, and put the figures into the report."""
     run = open_run(folder)
     source = rebuild(run, model)
-    result = bench_model(
-        source.model, run.masks(), source.example, train_batches=timed.train_batch or (128,),
-        inference_batches=timed.batch or (1, 64), repeats=timed.repeats, threads=timed.threads, onnx=timed.onnx,
-        openvino=timed.openvino, folded=timed.folded, forms=timed.forms, channels_last=timed.channels_last,
-        small=_stored(run, source), progress=progress(),
-    )  # fmt: skip
+    with told_how_far():
+        result = bench_model(
+            source.model, run.masks(), source.example, train_batches=timed.train_batch or (128,),
+            inference_batches=timed.batch or (1, 64), repeats=timed.repeats, threads=timed.threads, onnx=timed.onnx,
+            openvino=timed.openvino, folded=timed.folded, forms=timed.forms, channels_last=timed.channels_last,
+            small=_stored(run, source), progress=progress(),
+        )  # fmt: skip
     replace_text(folder / BENCH, result.to_json() + "\n")
     refresh_report(run, dataclasses.replace(run.facts(), benchmark=plain_benchmark(result)))
     if json:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import SynflowError, need, similar
+from ..errors import MissingExtraError, SynflowError, need, similar
 from .built_in import MODELS, build
 from .inputs import describe, example_from, first_linear, shape_of, vocabulary
 from .own_files import function_in, is_file, one_line
@@ -64,7 +64,7 @@ def load_model(
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # our own error says what failed
         cure_torchvision()
-        library = need(prefix, extra=LIBRARIES[prefix])
+        library = _imported(prefix)
         model, example = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix](
             library, name, classes
         )
@@ -88,10 +88,22 @@ def load_model(
 def names_in(library: str) -> list[str]:
     """The names of the models of timm or torchvision."""
     cure_torchvision()
-    module = need(library, extra=LIBRARIES[library])
+    module = _imported(library)
     if library == "timm":
         return list(module.list_models())
     return list(need("torchvision.models", extra="vision").list_models())
+
+
+def _imported(library: str) -> Any:
+    try:
+        return need(library, extra=LIBRARIES[library])
+    except MissingExtraError:
+        raise
+    except Exception as cause:  # a package that is there and broken may raise anything
+        raise SynflowError(
+            f"{library} is installed but cannot be imported: {type(cause).__name__}: {one_line(cause)}; "
+            "`synflow doctor` tries all packages"
+        ) from cause
 
 
 def _built_in(spec: str, inputs: Sequence[str], classes: int | None) -> Built:

@@ -30,15 +30,17 @@ def comparison_page(
         [
             (name, name), text(str(facts.about.get("method", "-"))), number(facts.certificate["compression"], "x"),
             number(facts.certificate["kept"]), _yes(facts.certificate["connected"]),
-            number(len(facts.certificate["empty_layers"])), _effective(facts.certificate),
+            number(len(facts.certificate["empty_layers"])), number(len(facts.dead_layers)),
+            _effective(facts.certificate),
             number(facts.live_share, "%"), *([ratio(facts.speedup[0])] if timed else []),
         ]
         for name, facts in runs.items()
     ]  # fmt: skip
-    heads = ["network", "method", "compression", "kept", "connected", "empty layers", "effective", "live units"]
+    heads = ["network", "method", "compression", "kept", "connected", "empty layers", "dead layers", "effective",
+             "live units"]  # fmt: skip
     made = [
         *extra,
-        section("Networks", table_of("Pruned networks", heads + ["faster"] * timed, rows, wide=(3, 6))),
+        section("Networks", table_of("Pruned networks", heads + ["faster"] * timed, rows, wide=(3, 7))),
         section("Layer by layer", plots([compare_density(runs), compare_live(runs)])),
         section("Density of each layer", _densities(runs)),
     ]

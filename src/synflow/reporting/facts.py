@@ -70,6 +70,11 @@ class Facts:
         return 100 * sum(layer.live_units for layer in self.layers) / max(1, sum(layer.units for layer in self.layers))
 
     @property
+    def dead_layers(self) -> list[str]:
+        """The layers without a weight on a path, the empty ones included."""
+        return [layer.name for layer in self.layers if not layer.on_path]
+
+    @property
     def speedup(self) -> tuple[float | None, str]:
         """How many times faster the compact network was in the first task that was timed, and the task."""
         rows = (self.benchmark or {}).get("timings", ())

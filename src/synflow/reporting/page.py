@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -21,7 +21,7 @@ def page(facts: Facts) -> str:
     sub = f"{method}, {times(certificate['compression'])}: {certificate['kept']:,} of {certificate['total']:,} weights"
     parts = [
         _cards(facts),
-        section("Certificate", _certificate(certificate)),
+        section("Certificate", _certificate(certificate, facts.dead_layers)),
         section("Pictures", plots(figures_of(facts))),
         section("Layers", _layers(facts)),
     ]
@@ -42,6 +42,7 @@ def _cards(facts: Facts) -> str:
          "good" if connected else "bad"),
         (f"{certificate['kept']:,}", f"of {certificate['total']:,} weights", ""),
         (f"{facts.live_share:.3g}%", "of units live", ""),
+        *([(str(len(facts.dead_layers)), f"of {len(facts.layers)} layers dead", "bad")] if facts.dead_layers else []),
         (times(certificate["max_compression"]), "is the maximum", ""),
     ]  # fmt: skip
     if facts.compaction is not None:
@@ -55,7 +56,7 @@ def _cards(facts: Facts) -> str:
     return f'<ul class="cards">{items}</ul>'
 
 
-def _certificate(certificate: Mapping[str, Any]) -> str:
+def _certificate(certificate: Mapping[str, Any], dead: Sequence[str]) -> str:
     empty, steps = certificate["empty_layers"], certificate["steps"]
     held = certificate["theorem_held"]
     promise = {True: "held at every step", False: "did not hold at every step", None: "does not apply to this score"}[
@@ -64,6 +65,7 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
     rows = {
         "connected": "yes, inputs reach outputs" if certificate["connected"] else "NO: no path is left",
         "empty layers": ", ".join(empty) if empty else "none",
+        "dead layers": f"{', '.join(dead)}: none of their weights lies on a path" if dead else "none",
         "weights on no path": f"{certificate['idle']:,} (effective compression "
         f"{times(certificate['effective_compression'])})",
         "flow": f"{power_of_two(certificate['flow_log2_before'])} before, "
