@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -132,36 +132,29 @@ class Trial:
         gone = choose_units(self.coupling, self.alive, fixed)
         groups = families(self.coupling)
         going = sorted({family for family, members in groups.items() if bool(gone[members].any())})
+        plan: Compaction | None = None
 
-        def frozen(accepted: Iterable[int]) -> dict[int, str]:
-            left_out = set(going) - set(accepted)
-            return {**fixed, **{unit: reason for family in left_out for unit in groups[family]}}
-
-        def grow(accepted: list[int], candidates: list[int], quick: bool) -> list[int]:
-            nonlocal attempts
+        def grow(accepted: list[int], candidates: list[int]) -> list[int]:
+            nonlocal attempts, plan
             attempts -= 1
-            if attempts >= 0 and self.attempt(frozen([*accepted, *candidates]), quick) is not None:
+            left_out = set(going) - {*accepted, *candidates}
+            found = self.attempt({**fixed, **{unit: reason for family in left_out for unit in groups[family]}})
+            if found is not None:
+                plan = found
                 return [*accepted, *candidates]
             if attempts <= 0 or len(candidates) <= 1:
                 return accepted
             half = len(candidates) // 2
-            return grow(grow(accepted, candidates[:half], quick), candidates[half:], quick)
+            return grow(grow(accepted, candidates[:half]), candidates[half:])
 
-        accepted = grow([], going, quick=True)
-        plan = self.attempt(frozen(accepted))
-        if plan is None:  # the quick check has let something pass
-            attempts = ATTEMPTS
-            accepted = grow([], accepted, quick=False)
-            plan = self.attempt(frozen(accepted))
-        if plan is None:  # some of them need each other
-            accepted = []
-            plan = self.attempt(dict.fromkeys(range(len(self.coupling.roots)), reason))
+        accepted = grow([], going)
+        plan = plan or self.attempt(dict.fromkeys(range(len(self.coupling.roots)), reason))
         if plan is None:
             raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
         left = len(going) - len(accepted)
         return replace(plan, notes=(*plan.notes, f"{left} of {len(going)} groups of units had to stay: {reason}"))
 
-    def attempt(self, frozen: Mapping[int, str], quick: bool = False) -> Compaction | None:
+    def attempt(self, frozen: Mapping[int, str]) -> Compaction | None:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
         gone = choose_units(self.coupling, self.alive, frozen)
         kept, shapes = kept_indices(self.coupling, gone)
@@ -169,7 +162,7 @@ class Trial:
         small = copy.deepcopy(self.reference)
         try:
             shrink(small, kept, attributes)
-            worst = self.check(small, kept, quick)
+            worst = self.check(small, kept)
         except Exception as cause:
             self.failure = cause
             return None
@@ -180,15 +173,11 @@ class Trial:
             tuple(self.notes), worst, self.modes,
         )  # fmt: skip
 
-    def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], quick: bool) -> float:
-        """Compare on random inputs in eval mode; unless quick, in train mode with gradients, and at other sizes."""
+    def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> float:
+        """Compare on random inputs in eval mode, in train mode with gradients, and at other sizes."""
         if not kept:
             return 0.0
-        worst = self.check_mode(small, kept, training=False)
-        if quick:
-            return worst
-        if "train" in self.modes:
-            worst = max(worst, self.check_mode(small, kept, training=True))
+        worst = max(self.check_mode(small, kept, mode == "train") for mode in self.modes)
         if self.elsewhere is not None:
             inputs, plain, expected = self.elsewhere
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
@@ -216,7 +205,7 @@ class Trial:
             return self.check_mode(small, kept, training)
         except DifferenceError as difference:
             pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
-            layer = first_difference(*pair, kept, inputs, training)
+            layer = first_difference(*pair, inputs, training)
             mode = "train" if training else "eval"
             raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
 

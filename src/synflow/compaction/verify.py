@@ -298,50 +298,35 @@ def _gap(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
 
 def first_not_a_number(model: nn.Module, inputs: Any) -> str:
     """The first module that returns NaN in eval mode."""
-    found: list[str] = []
-
-    def look(path: str, _module: nn.Module, _inputs: Any, result: Any) -> None:
-        if any(bool(t.isnan().any()) for t in tensors_in(result)):
-            found.append(path)
-
-    hooks = [m.register_forward_hook(partial(look, path)) for path, m in model.named_modules() if path]
-    with torch.no_grad():
-        run(model, inputs, training=False)
-    for hook in hooks:
-        hook.remove()
-    return found[0] if found else "the model's own forward"
+    calls = _calls(model, inputs, training=False)
+    return next((path for path, found in calls if path and bool(found.isnan().any())), "the model's own forward")
 
 
-def first_difference(
-    reference: nn.Module, compact: nn.Module, kept: Mapping[str, Mapping[int, Indices]], inputs: Any, training: bool
-) -> str:
-    """The first layer whose output differs, among those whose outputs can be laid side by side."""
-    seen: list[list[tuple[str, Tensor]]] = [[], []]
-    for model, calls in zip((reference, compact), seen, strict=True):
-        hooks = [
-            module.register_forward_hook(
-                lambda _m, _i, out, path=path, calls=calls: calls.extend(
-                    (path, t.detach()) for t in tensors_in(out)[:1]
-                )
-            )
-            for path, module in model.named_modules()
-        ]
-        with contextlib.suppress(Exception), torch.no_grad():
-            run(model, inputs, training)
-        for hook in hooks:
-            hook.remove()
-    for (path, a), (other, b) in zip(*seen, strict=False):
+def first_difference(reference: nn.Module, compact: nn.Module, inputs: Any, training: bool) -> str:
+    """The first layer whose output differs, among those whose outputs have the same shape."""
+    for (path, a), (other, b) in zip(
+        *(_calls(model, inputs, training) for model in (reference, compact)), strict=False
+    ):
         if path != other:
-            return str(path)
-        rows = kept.get(f"{path}.weight", {}).get(0)
-        if a.shape != b.shape and rows and not isinstance(rows[0], list):
-            for dim in (1, a.dim() - 1):
-                if a.dim() > dim and a.shape[dim] > max(int(str(r)) for r in rows) and b.shape[dim] == len(rows):
-                    a = cut(a, {dim: rows})
-                    break
+            return path
         if a.shape == b.shape:
             try:
                 _close(path, a, b, TOLERANCES[a.dtype][0] if a.dtype in TOLERANCES else 0.0)
             except DifferenceError:
-                return str(path) or "the model itself"
+                return path or "the model itself"
     return "the model's own forward"
+
+
+def _calls(model: nn.Module, inputs: Any, training: bool) -> list[tuple[str, Tensor]]:
+    """The modules in the order in which they return, each with the first tensor that it returns."""
+    found: list[tuple[str, Tensor]] = []
+
+    def note(path: str, _module: nn.Module, _inputs: Any, result: Any) -> None:
+        found.extend((path, tensor.detach()) for tensor in tensors_in(result)[:1])
+
+    hooks = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules()]
+    with contextlib.suppress(Exception), torch.no_grad():
+        run(model, inputs, training)
+    for hook in hooks:
+        hook.remove()
+    return found

@@ -97,27 +97,17 @@ def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
 
 def families(coupling: Coupling) -> dict[int, list[int]]:
     """Units that lie along a common dimension of a parameter, directly or through others, by family."""
-    units = coupling.units
-    parent = coupling.roots.tolist()
-
-    def find(unit: int) -> int:
-        while parent[unit] != unit:
-            parent[unit] = parent[parent[unit]]
-            unit = parent[unit]
-        return unit
-
-    groups = [
-        ids.flatten().tolist()
-        for number in coupling.tape.leaves for ids in coupling.axes.get(number, []) if ids is not None
-    ]  # fmt: skip
-    groups += [list(triple) for joint in units.joints for triple in zip(*(t.tolist() for t in joint), strict=True)]
-    for group in groups:
-        for unit in group[1:]:
-            a, b = find(group[0]), find(unit)
-            parent[max(a, b)] = min(a, b)
+    joined = Units(parent=coupling.roots.tolist())
+    for number in coupling.tape.leaves:
+        for ids in coupling.axes.get(number, []):
+            if ids is not None:
+                joined.unify(ids.reshape(-1), ids.reshape(-1)[:1])
+    for whole, row, column in coupling.units.joints:
+        joined.unify(whole, row)
+        joined.unify(whole, column)
     found: dict[int, list[int]] = {}
-    for unit in range(len(parent)):
-        found.setdefault(find(unit), []).append(unit)
+    for unit in range(len(joined.parent)):
+        found.setdefault(joined.find(unit), []).append(unit)
     return found
 
 

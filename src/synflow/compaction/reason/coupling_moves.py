@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..record.tape import Step
+from ..record.tape import Step, Tape
 from .coupling import Coupling, UnfollowedError, beside, levelled, lifted
-from .movement import factor, gather, lift, permutation, stretches, touched
 from .units import Axes, common_shape, shrunk, spread
 
-__all__ = ["cat", "expand", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
+__all__ = ["cat", "expand", "factor", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
 
 
 def reshape(c: Coupling, step: Step) -> None:
@@ -32,7 +33,7 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
     for dim, places in enumerate(made_before):
         ids = axes[dim]
         rest = list(places)
-        whole = None if ids is None else lift(ids, sizes, made_before)
+        whole = None if ids is None else _lift(ids, sizes, made_before)
         while whole is not None and rest:
             if len(rest) == 1:
                 split[rest[0]] = shrunk(whole, rest[0])
@@ -58,14 +59,14 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
                     spread(ids, [place, *later], sizes), spread(joined, later, sizes)
                 )
                 joined = c.units.merge(line, column)
-        result.append(None if joined is None else gather(spread(joined, places, sizes), sizes, made_after))
+        result.append(None if joined is None else _gather(spread(joined, places, sizes), sizes, made_after))
     return result
 
 
 def permute(c: Coupling, step: Step) -> None:
     """Dimensions in another order."""
     source = c.of(step.inputs[0])
-    order = permutation(step, len(source))
+    order = _permutation(step, len(source))
     c.axes[step.outputs[0]] = [None if (ids := source[d]) is None else ids.permute(order) for d in order]
 
 
@@ -79,7 +80,7 @@ def expand(c: Coupling, step: Step) -> None:
 def shift(c: Coupling, step: Step) -> None:
     """Elements that change places along a dimension."""
     source = c.of(step.inputs[0])
-    moved = touched(step, len(source))
+    moved = _touched(step, len(source))
     c.freeze(step.inputs[0], moved, f"it is moved about by position ({step.name})")
     c.axes[step.outputs[0]] = levelled(c, source, moved)
 
@@ -95,7 +96,7 @@ def stack(c: Coupling, step: Step) -> None:
 def parts(c: Coupling, step: Step) -> None:
     """Stretches of a dimension: cut at fixed places it can't shrink, cut in equal parts it can, evenly."""
     source, shape = c.of(step.inputs[0]), c.tape.shapes[step.inputs[0]]
-    dim, pieces = step.args["dim"] % len(shape), stretches(step, c.tape)
+    dim, pieces = step.args["dim"] % len(shape), _stretches(step, c.tape)
     drop = step.name in ("select", "unbind")
     ids = source[dim]
     if pieces is None:
@@ -154,7 +155,7 @@ def pad(c: Coupling, step: Step) -> None:
     """Padding has a fixed size of its own; what is padded may shrink."""
     source = c.of(step.inputs[0])
     pads, rank = step.args["pad"], len(source)
-    moved = touched(step, rank)
+    moved = _touched(step, rank)
     result = levelled(c, source, moved)
     for dim in moved:
         ids = result[dim]
@@ -192,3 +193,87 @@ def index(c: Coupling, step: Step) -> None:
             result.append(None if ids is None
                           else ids.reshape([*ids.shape[:dim], *[1] * (new + 1), *ids.shape[dim + 1 :]]))  # fmt: skip
     c.axes[step.outputs[0]] = result
+
+
+def factor(before: Sequence[int], after: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
+    """Sizes of which both shapes are made, and which of them make each dimension; None if there are none.
+
+    >>> factor((2, 12, 5), (2, 3, 20))
+    ([2, 3, 4, 5], [[0], [1, 2], [3]], [[0], [1], [2, 3]])
+    """
+    sizes: list[int] = []
+    made: tuple[list[list[int]], list[list[int]]] = ([[] for _ in before], [[] for _ in after])
+    places, rest = [0, 0], [1, 1]
+    shapes = (before, after)
+    while True:
+        for side in (0, 1):
+            while rest[side] == 1 and places[side] < len(shapes[side]):
+                rest[side] = shapes[side][places[side]]
+                places[side] += 1
+        if rest == [1, 1]:
+            return sizes, *made
+        small = min(rest)
+        if small <= 1 or rest[0] % small or rest[1] % small:
+            return None
+        for side in (0, 1):
+            made[side][places[side] - 1].append(len(sizes))
+            rest[side] //= small
+        sizes.append(small)
+
+
+def _lift(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -> Tensor:
+    """A plane seen in the factors of its dimensions."""
+    shape = [1] * len(sizes)
+    for dim, places in enumerate(made):
+        if plane.shape[dim] > 1:
+            for place in places:
+                shape[place] = sizes[place]
+    return plane.reshape(shape)
+
+
+def _gather(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -> Tensor:
+    """A plane seen in factors, put together to the dimensions they make."""
+    full = {p for places in made for p in places if any(plane.shape[q] > 1 for q in places)}
+    plane = plane.expand([size if place in full else plane.shape[place] for place, size in enumerate(sizes)])
+    shape = [int(torch.Size([plane.shape[p] for p in places]).numel()) for places in made]
+    return plane.reshape(shape)
+
+
+def _permutation(step: Step, rank: int) -> list[int]:
+    """The order in which a step puts dimensions."""
+    order = list(range(rank))
+    if step.name == "permute":
+        return [d % rank for d in step.args["dims"]]
+    if step.name == "t":
+        return order[::-1]
+    if rank:
+        first, second = step.args["dim0"] % rank, step.args["dim1"] % rank
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _stretches(step: Step, tape: Tape) -> list[tuple[int, int]] | None:
+    """Start and length of the parts into which a step cuts a dimension; None if they are no plain stretches."""
+    shape = tape.shapes[step.inputs[0]]
+    dim = step.args["dim"] % len(shape)
+    if step.name == "slice":
+        start, end = step.args.get("start") or 0, step.args.get("end")
+        if (step.args.get("step") or 1) != 1:
+            return None
+        first, last, _ = slice(start, end).indices(shape[dim])
+        return [(first, max(0, last - first))]
+    if step.name == "select":
+        return [(step.args["index"] % shape[dim], 1)]
+    if step.name == "unbind":
+        return [(i, 1) for i in range(shape[dim])]
+    lengths = [tape.shapes[out][dim] for out in step.outputs]
+    return [(sum(lengths[:i]), length) for i, length in enumerate(lengths)]
+
+
+def _touched(step: Step, rank: int) -> list[int]:
+    """The dimensions along which a step moves elements, for steps that keep the order of dimensions."""
+    if step.name == "constant_pad_nd":
+        pads = step.args["pad"]
+        return [rank - 1 - i for i in range(len(pads) // 2) if any(pads[2 * i : 2 * i + 2])]
+    dims = step.args["dims"] if step.name in ("roll", "flip") else [step.args["dim"]]
+    return [d % rank for d in dims] or list(range(rank))

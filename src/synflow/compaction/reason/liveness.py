@@ -30,8 +30,7 @@ from ..record.aten_names import (
 )
 from ..record.tape import Ref, Step, Tape
 from .contractions import Contraction, contraction, product
-from .movement import compressed, move
-from .planes import lit, settled, some
+from .planes import compressed, lit, move, settled, some
 
 __all__ = ["batch_norm_parts", "channels", "nonzero_and_felt", "nonzero_only", "reduced"]
 
