@@ -2,11 +2,12 @@
 
 The model runs once in each mode and is written down (`tape`); what is always zero is proved (`liveness`), dimensions
 that shrink together are found (`coupling`), the largest removable set of units is chosen (`removal`) and cut out
-(`surgery`); then both networks are compared in double precision (`verification`).
+(`surgery`); then both networks are compared in double precision (`verify`). `expand` is the way back.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,11 +21,11 @@ from ..masks.checks import check_masks
 from ..network.private_copy import whole_copy
 from ..support.torch_modes import with_gradients
 from .cut.plan import kept_in_all
-from .cut.surgery import cut, shrink
-from .result import Compaction
+from .cut.surgery import cut, paste, shrink, tensors
+from .result import Compaction, compaction_of
 from .trial import Trial
 
-__all__ = ["compact"]
+__all__ = ["compact", "expand"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -85,3 +86,39 @@ def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Mode
         for name, mask in own.items():
             weights[name].masked_fill_(~mask, 0)
     return plain, own
+
+
+def expand(small: nn.Module, dense_model: Model) -> Model:
+    """A copy of the dense model with the compact network's weights and statistics, removed weights at zero.
+
+    It has the compact network's outputs, under the dense names and shapes. Attach the dense masks to train on there.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> small = compact(model, torch.ones(1, 3), {"2.weight": torch.tensor([[True, False, False, True]] * 2)})
+    >>> x = torch.randn(5, 3)
+    >>> torch.allclose(expand(small, model)(x), small(x))
+    True
+    """
+    compaction = compaction_of(small)
+    dense = copy.deepcopy(dense_model)
+    bake(dense)
+    plain = copy.deepcopy(small)
+    bake(plain)
+    parts, wholes = tensors(plain), tensors(dense)
+    if set(parts) != set(wholes):
+        odd = sorted(set(parts) ^ set(wholes))
+        raise SynflowError(
+            f"expand: the dense model is not the one that was compacted, {odd[0]} is in only one of them"
+        )
+    with torch.no_grad():
+        for name, whole in wholes.items():
+            kept, part = compaction.kept.get(name, {}), parts[name]
+            expected = compaction.shapes.get(name, tuple(part.shape))
+            if tuple(whole.shape) != tuple(expected):
+                raise SynflowError(
+                    f"expand: {name} has shape {tuple(whole.shape)} in the dense model, expected {tuple(expected)}"
+                )
+            ground = torch.zeros_like(whole) if isinstance(whole, nn.Parameter) else whole
+            whole.copy_(paste(part, ground, kept) if kept else part)
+    dense.train(small.training)
+    return dense

@@ -17,6 +17,7 @@ from ..errors import SynflowError
 from .cut.attention import open_attentions
 from .cut.plan import families, kept_indices, remembered_sizes, stayed
 from .cut.surgery import Indices, shrink, tensors
+from .inputs import inputs_like, resized, shortened
 from .reason.coupling_rules import couple
 from .reason.proof import alive_in_training
 from .reason.removal import choose_units, dead_units
@@ -32,10 +33,7 @@ from .verify import (
     double,
     first_difference,
     first_not_a_number,
-    inputs_like,
-    resized,
     run,
-    shortened,
 )
 
 __all__ = ["Trial"]

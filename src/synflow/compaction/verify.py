@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..network.private_copy import arguments
-from ..support.private_torch import pytree
 from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
 from .record.tape import never_zero, tensors_in
@@ -27,17 +26,13 @@ __all__ = [
     "double",
     "first_difference",
     "first_not_a_number",
-    "inputs_like",
-    "resized",
     "run",
-    "shortened",
 ]
 
 # How far outputs and gradients may differ, relative to their size. Double precision is the rule; single is for models
 # with operations that have no other.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
 SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
-LARGE = 100_000  # numbers in one input, from which on a single one is enough
 _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout}
 # These put another number than zero in the place of what they drop.
 _ALPHA = "alpha dropout makes other numbers of zeros in training, so units that are zero before it stay"
@@ -93,74 +88,6 @@ def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0  # type: ignore[assignment]
     return model
-
-
-def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype = torch.float64) -> Any:
-    """The example, or random numbers of the same shape in place of its floating tensors, in double precision."""
-    generator = torch.Generator().manual_seed(seed or 0)
-
-    def convert(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        leaf = leaf.detach().cpu().clone()
-        if repeat > 1 and leaf.dim():
-            leaf = leaf.repeat_interleave(repeat, 0)
-        if not leaf.is_floating_point():
-            return leaf
-        if seed is None:
-            return leaf.to(dtype)
-        return torch.randn(leaf.shape, generator=generator, dtype=dtype)
-
-    return pytree.tree_map(convert, _plain(example))
-
-
-def shortened(example: Any) -> list[Any]:
-    """The first two of a batch, of large inputs the first: they tell as much as all, if all tensors have one length."""
-    given = tensors_in(example)
-    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in given}
-    if len(lengths) != 1:
-        return []
-    length = lengths.pop()
-    few = 1 if length and sum(tensor.numel() for tensor in given) > LARGE * length else 2
-    if length <= few:
-        return []
-    return [pytree.tree_map(lambda leaf: leaf[:few] if isinstance(leaf, Tensor) else leaf, _plain(example))]
-
-
-def resized(example: Any) -> Iterator[Any]:
-    """The example with one more in the batch and other lengths of sequences and images; then with one of the two."""
-    given = tensors_in(example)
-    seen = [[tensor.shape for tensor in given]]
-    factor = 2 if sum(tensor.numel() for tensor in given) <= LARGE else 1
-
-    def change(leaf: Any, more: int, place: int | None) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim():
-            return leaf
-        for dim in _positions(leaf, place):
-            longer = factor * leaf.shape[dim] if leaf.dim() < 4 and factor > 1 else (leaf.shape[dim] + 1) // 2
-            places = torch.arange(longer, device=leaf.device) * leaf.shape[dim] // longer
-            leaf = leaf.index_select(dim, places)
-        return torch.cat([leaf, leaf[:more]])
-
-    for more, place in ((1, 1), (1, 2), (1, None), (0, 1), (0, 2)):
-        other = pytree.tree_map(partial(change, more=more, place=place), _plain(example))
-        shapes = [tensor.shape for tensor in tensors_in(other)]
-        if shapes not in seen:
-            seen.append(shapes)
-            yield other
-
-
-def _positions(tensor: Tensor, place: int | None) -> Iterable[int]:
-    """Dimensions that may be positions: those of an image, of a sequence of vectors the given one, of numbers all."""
-    if place is None:
-        return ()
-    if tensor.is_floating_point():
-        return range(2, tensor.dim()) if tensor.dim() > 3 else [place] if tensor.dim() == 3 else ()
-    return range(1, tensor.dim())
-
-
-def _plain(example: Any) -> Any:
-    return dict(example) if isinstance(example, Mapping) and not isinstance(example, dict) else example
 
 
 @contextlib.contextmanager
@@ -308,12 +235,12 @@ def first_difference(reference: nn.Module, compact: nn.Module, inputs: Any, trai
         *(_calls(model, inputs, training) for model in (reference, compact)), strict=False
     ):
         if path != other:
-            return path
+            return str(path)
         if a.shape == b.shape:
             try:
                 _close(path, a, b, TOLERANCES[a.dtype][0] if a.dtype in TOLERANCES else 0.0)
             except DifferenceError:
-                return path or "the model itself"
+                return str(path) or "the model itself"
     return "the model's own forward"
 
 

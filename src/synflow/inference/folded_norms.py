@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import BATCH_NORMS
-from ..compaction.verify import DifferenceError, compare, double, inputs_like
+from ..compaction.verify import DifferenceError, compare, double
 from ..errors import SynflowError
 from ..masks.attach import bake
 from ..network.private_copy import whole_copy

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import FLAT, ODD, POOLS, SAME
 from ..compaction.record.tape import Step, tensors_in
-from ..compaction.verify import inputs_like
 from ..errors import SynflowError
 from ..network.private_copy import arguments
 from ..support.private_torch import pytree

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..record.tape import Step, Tape
+from ..record.tape import Step
 from .coupling import Coupling, UnfollowedError, beside, levelled, lifted
+from .planes import redo
 from .units import Axes, common_shape, shrunk, spread
 
 __all__ = ["cat", "expand", "factor", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
@@ -66,7 +67,8 @@ def _reshaped(c: Coupling, step: Step) -> Axes:
 def permute(c: Coupling, step: Step) -> None:
     """Dimensions in another order."""
     source = c.of(step.inputs[0])
-    order = _permutation(step, len(source))
+    sizes = range(2, len(source) + 2)  # all different, so that the shape of the result tells the order
+    order = [size - 2 for size in redo(step, [torch.empty(tuple(sizes), device="meta")])[0].shape]
     c.axes[step.outputs[0]] = [None if (ids := source[d]) is None else ids.permute(order) for d in order]
 
 
@@ -96,29 +98,25 @@ def stack(c: Coupling, step: Step) -> None:
 def parts(c: Coupling, step: Step) -> None:
     """Stretches of a dimension: cut at fixed places it can't shrink, cut in equal parts it can, evenly."""
     source, shape = c.of(step.inputs[0]), c.tape.shapes[step.inputs[0]]
-    dim, pieces = step.args["dim"] % len(shape), _stretches(step, c.tape)
+    dim = step.args["dim"] % len(shape)
+    places = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    pieces = [piece.reshape(-1) for piece in redo(step, [places])]
     drop = step.name in ("select", "unbind")
     ids = source[dim]
-    if pieces is None:
-        c.freeze(step.inputs[0], [dim], "every n-th of it is taken")
-        source = levelled(c, source, [dim])
-        kept = [None if axis is None or own == dim else axis for own, axis in enumerate(source)]
-        c.axes[step.outputs[0]] = kept
-        return
-    whole = len(pieces) == 1 and pieces[0] == (0, shape[dim])
+    whole = len(pieces[0]) == shape[dim]
     if ids is not None and not whole and step.module not in c.flexible:
         listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow by itself
         if listed and all((number, dim) in c.tape.sizes for number in step.outputs):
             pass  # but these are attributes, which can be changed
-        elif drop or listed or step.name == "slice" or len({length for _, length in pieces}) > 1:
+        elif drop or listed or step.name == "slice" or len({len(piece) for piece in pieces}) > 1:
             c.units.freeze(ids, "it is cut at a fixed place")
         else:
             c.units.cells(ids, dim, len(pieces))
-    for number, (start, length) in zip(step.outputs, pieces, strict=True):
-        cut = [axis if axis is None or axis.shape[dim] == 1 else axis.narrow(dim, start, length) for axis in source]
+    for number, piece in zip(step.outputs, pieces, strict=True):
+        cut = [axis if axis is None or axis.shape[dim] == 1 else axis.index_select(dim, piece) for axis in source]
         if drop:
             cut = [None if axis is None else axis.select(dim, 0) for own, axis in enumerate(cut) if own != dim]
-        elif length <= 1:
+        elif len(piece) <= 1:
             c.units.freeze(cut[dim], "a part of size one can't shrink")
             cut = [None if own == dim or (axis is not None and not axis.numel()) else axis
                    for own, axis in enumerate(cut)]  # fmt: skip
@@ -237,37 +235,6 @@ def _gather(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) 
     plane = plane.expand([size if place in full else plane.shape[place] for place, size in enumerate(sizes)])
     shape = [int(torch.Size([plane.shape[p] for p in places]).numel()) for places in made]
     return plane.reshape(shape)
-
-
-def _permutation(step: Step, rank: int) -> list[int]:
-    """The order in which a step puts dimensions."""
-    order = list(range(rank))
-    if step.name == "permute":
-        return [d % rank for d in step.args["dims"]]
-    if step.name == "t":
-        return order[::-1]
-    if rank:
-        first, second = step.args["dim0"] % rank, step.args["dim1"] % rank
-        order[first], order[second] = order[second], order[first]
-    return order
-
-
-def _stretches(step: Step, tape: Tape) -> list[tuple[int, int]] | None:
-    """Start and length of the parts into which a step cuts a dimension; None if they are no plain stretches."""
-    shape = tape.shapes[step.inputs[0]]
-    dim = step.args["dim"] % len(shape)
-    if step.name == "slice":
-        start, end = step.args.get("start") or 0, step.args.get("end")
-        if (step.args.get("step") or 1) != 1:
-            return None
-        first, last, _ = slice(start, end).indices(shape[dim])
-        return [(first, max(0, last - first))]
-    if step.name == "select":
-        return [(step.args["index"] % shape[dim], 1)]
-    if step.name == "unbind":
-        return [(i, 1) for i in range(shape[dim])]
-    lengths = [tape.shapes[out][dim] for out in step.outputs]
-    return [(sum(lengths[:i]), length) for i, length in enumerate(lengths)]
 
 
 def _touched(step: Step, rank: int) -> list[int]:

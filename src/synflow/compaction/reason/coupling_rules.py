@@ -25,10 +25,9 @@ from ..record.aten_names import (
 )
 from ..record.tape import Step, Tape
 from . import coupling_moves as moves
-from .contractions import CONTRACTIONS, contraction
-from .coupling import Coupling, UnfollowedError, beside, levelled
-from .coupling_products import convolution, matrix_product
+from .coupling import Coupling, UnfollowedError, beside, convolution, levelled, matrix_product
 from .liveness import batch_norm_parts, reduced
+from .planes import CONTRACTIONS, contraction
 from .units import Axes
 
 __all__ = ["couple"]

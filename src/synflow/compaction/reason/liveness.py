@@ -29,8 +29,7 @@ from ..record.aten_names import (
     SCATTERED,
 )
 from ..record.tape import Ref, Step, Tape
-from .contractions import Contraction, contraction, product
-from .planes import compressed, lit, move, settled, some
+from .planes import Contraction, compressed, contraction, lit, move, product, settled, some
 
 __all__ = ["batch_norm_parts", "channels", "nonzero_and_felt", "nonzero_only", "reduced"]
 

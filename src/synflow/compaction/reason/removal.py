@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .contractions import product
 from .coupling import Coupling
+from .planes import product
 from .units import Axes
 
 __all__ = ["choose_units", "dead_units", "gone_plane"]
