@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import SynflowError
-from .cut.surgery import Indices
+from .cut.surgery import Indices, size
 
 __all__ = ["Compaction", "Stayed", "compaction_of"]
 
@@ -45,10 +46,8 @@ class Compaction:
     @property
     def removed(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """Dense and compact size of each dimension, for every tensor that shrank."""
-        return {
-            name: tuple((size, _count(self.kept[name].get(dim), size)) for dim, size in enumerate(shape))
-            for name, shape in self.shapes.items()
-        }
+        small = {name: size(torch.Size(shape), self.kept[name]) for name, shape in self.shapes.items()}
+        return {name: tuple(zip(shape, small[name], strict=True)) for name, shape in self.shapes.items()}
 
     def __str__(self) -> str:
         dense, small = self.parameters
@@ -64,12 +63,6 @@ class Compaction:
         equal = f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode"
         lines.append(equal if self.kept else "nothing was removed")
         return "\n".join(lines)
-
-
-def _count(indices: Indices | None, size: int) -> int:
-    if indices is None:
-        return size
-    return len(indices[0]) if indices and isinstance(indices[0], list) else len(indices)
 
 
 def compaction_of(small: nn.Module) -> Compaction:

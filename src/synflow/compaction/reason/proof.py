@@ -8,13 +8,13 @@ induction over training steps, it then holds for SGD and Adam with any momentum 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from ..record.aten_names import BATCH_NORMS
-from ..record.tape import Tape
+from ..record.tape import Step, Tape
 from .liveness import channels, nonzero_and_felt, nonzero_only
 
 __all__ = ["alive_as_it_is", "alive_in_training"]
@@ -25,7 +25,7 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
 
     `leaves` are the model's parameters and buffers by name, pruned weights at zero.
     """
-    kernels = _kernels(tape)
+    kernels = _read_as(tape, _kernel)
     zero: dict[int, Tensor] = {}
     settled: dict[int, Tensor] = {}  # zero for good: masked, or a buffer that nothing writes to
     averaged = _running_means(tape)
@@ -59,7 +59,7 @@ def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str,
     Of what is not masked only shifts (biases, running means) count as zero where they are: in the flow, gains and
     weights that are zero everywhere count as ones.
     """
-    kernels, shifts = _kernels(tape), _shifts(tape)
+    kernels, shifts = _read_as(tape, _kernel), _read_as(tape, _shift)
     alive: dict[int, Tensor] = {}
     for number, name in tape.leaves.items():
         if name in masks:
@@ -86,31 +86,24 @@ def _anywhere(alive: Tensor, kernel: bool) -> Tensor:
     return folded.reshape(*alive.shape[:2], *[1] * (alive.dim() - 2))
 
 
-def _kernels(tape: Tape) -> set[int]:
-    """Leaves that are read as weights of convolutions and in no other way."""
-    kernels: set[int] = set()
+def _read_as(tape: Tape, role: Callable[[Step], set[int | None]]) -> set[int]:
+    """Leaves that steps read in one role, and in no other."""
+    found: set[int | None] = set()
     others: set[int] = set()
     for step in tape.steps:
-        weight = step.ref("weight") if step.name == "convolution" else None
-        if weight is not None:
-            kernels.add(weight)
-        others.update(number for number in step.inputs if number != weight)
-    return kernels & tape.leaves.keys() - others
-
-
-def _shifts(tape: Tape) -> set[int]:
-    """Leaves that are only ever added."""
-    shifts: set[int] = set()
-    others: set[int] = set()
-    for step in tape.steps:
-        own: set[int | None] = set()
-        if step.name == "convolution" or step.name in BATCH_NORMS:
-            own = {step.ref("bias"), step.ref("running_mean")}
-        elif step.name == "addmm":
-            own = {step.ref("self")}
-        shifts.update(number for number in own if number is not None)
+        found |= (own := role(step))
         others.update(number for number in step.inputs if number not in own)
-    return shifts & tape.leaves.keys() - others
+    return {number for number in tape.leaves if number in found and number not in others}
+
+
+def _kernel(step: Step) -> set[int | None]:
+    return {step.ref("weight")} if step.name == "convolution" else set()
+
+
+def _shift(step: Step) -> set[int | None]:
+    if step.name == "convolution" or step.name in BATCH_NORMS:
+        return {step.ref("bias"), step.ref("running_mean")}
+    return {step.ref("self")} if step.name == "addmm" else set()
 
 
 def _running_means(tape: Tape) -> dict[int, list[int]]:

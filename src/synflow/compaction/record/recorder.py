@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ...support import windows
 from ...support.private_torch import TorchDispatchMode, pytree
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
 from .tape import NUMBER, Ref, Step, Tape, number_of
@@ -63,8 +62,6 @@ class _Recorder(TorchDispatchMode):
         number = number_of(tensor, self.tape)
         if number is None:
             number = self.new_number(tensor)
-            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
-                self.tape.constants[number] = tensor.detach().clone()
         elif number in self.stale:
             writers = [w for w in self.stale.pop(number) if _overlap(self.places[number], self.places[w])]
             if writers:
@@ -77,6 +74,8 @@ class _Recorder(TorchDispatchMode):
         number = len(self.tape.shapes)
         self.tape.shapes.append(tuple(tensor.shape))
         setattr(tensor, NUMBER, (self.tape, number))
+        if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:  # index tables say what they pick
+            self.tape.constants[number] = tensor.detach().clone()
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
             self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
@@ -98,7 +97,11 @@ class _Recorder(TorchDispatchMode):
             return leaf
 
         by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
-        result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
+        if self.hollow and schema.name == _CONVOLUTION:
+            shapes_only = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in args]
+            result = args[0].new_zeros(func(*shapes_only, **kwargs).shape)
+        else:
+            result = func(*args, **kwargs)
         for argument in schema.arguments:
             written = named.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
@@ -108,9 +111,6 @@ class _Recorder(TorchDispatchMode):
                 self.new_number(tensor)
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         outputs = tuple(self.number(t) for t in made)
-        for tensor in made:  # index tables are needed to say what they pick
-            if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:
-                self.tape.constants[self.number(tensor)] = tensor.detach().clone()
         name = func._schema.name.split("::")[1]
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
@@ -176,21 +176,6 @@ class _Calls(TorchFunctionMode):
         if attribute.place is not None:
             value = value[attribute.place] if type(value) is tuple and len(value) > attribute.place else None
         return attribute._replace(path=path) if value == size else attribute
-
-
-def _zeros(
-    x: Tensor, weight: Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any,
-    groups: int,
-) -> Tensor:  # fmt: skip
-    """What a convolution returns, without its values."""
-    sizes = []
-    for dim, length in enumerate(x.shape[2:]):
-        step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
-        width = weight.shape[2 + dim]
-        # The other way round it is the image from which as many windows would be cut, and some more.
-        whole = (length - 1) * step - 2 * pad + apart * (width - 1) + 1 + more
-        sizes.append(whole if transposed else windows.count(length, width, step, pad, apart))
-    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
 
 
 @contextlib.contextmanager
