@@ -132,6 +132,8 @@ def main() -> int:
         return 0
     names = [name for name in CASES if any(fnmatchcase(name, pattern) for pattern in options.only)]
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {"before": [], "after": []} for name in names}
+    for tree in (options.before, options.after):
+        run(tree, "vgg16", argparse.Namespace(threads=options.threads, steps=5))  # loops are compiled once per tree
     for index in range(options.rounds):
         for name in names:
             turns = [("before", options.before), ("after", options.after)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from synflow.engine.factored_gradient import FactoredGradient
 from synflow.engine.scores import FactoredScores
-from synflow.engine.select_lightest import Lightest, lightest_weights, masks_without, put_back, remove, take
+from synflow.engine.select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
 from synflow.engine.thresholds import Thresholds
 from synflow.errors import SynflowError
 
@@ -140,27 +140,20 @@ def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
 @pytest.mark.parametrize("number", [1, 60, 190])
 @pytest.mark.parametrize("ties", [False, True])
 def test_what_was_taken_can_be_put_back(number: int, ties: bool) -> None:
-    """`take` removes just as `remove` does; `put_back` leaves everything as it was, what was pruned before included."""
+    """`put_back` leaves everything as it was, what was pruned before included."""
     torch.manual_seed(0)
     scores = {"a": torch.rand(40, 30) + 0.1, "b": torch.rand(50, 7) + 0.1}
     if ties:
         scores = {name: (s * 8).ceil() for name, s in scores.items()}
     masks = {name: torch.rand(s.shape) < 0.99 for name, s in scores.items()}
     magnitudes = {name: s * masks[name] for name, s in scores.items()}
-    trial, removed = (
-        scored({n: s.clone() for n, s in magnitudes.items()}, {n: m.clone() for n, m in masks.items()})
-        for _ in range(2)
-    )
+    trial = scored({n: s.clone() for n, s in magnitudes.items()}, {n: m.clone() for n, m in masks.items()})
     total = sum(int(mask.sum()) for mask in masks.values())
     found = lightest_weights(trial, total, number)
     assert found.pieces is not None
-    taken = take(trial, found)
-    remove(removed, found)
-    for name in scores:
-        assert torch.equal(trial.masks[name], removed.masks[name])
-        assert torch.equal(trial.magnitudes[name], removed.magnitudes[name])
+    remove(trial, found)
     assert sum(int(mask.sum()) for mask in trial.masks.values()) == total - number
-    put_back(trial, found, taken)
+    put_back(trial, found, lambda name, places: magnitudes[name].view(-1)[places])
     for name in scores:
         assert torch.equal(trial.masks[name], masks[name])
         assert torch.equal(trial.magnitudes[name], magnitudes[name])

@@ -8,9 +8,6 @@ from synflow.engine import candidate_passes, compiled, factored_layers, fast, fo
 from synflow.engine.fast import FastEngine
 from synflow.engine.replay import Replay
 
-# The loops of kernels.py that find light weights.
-LOOPS = ("pick_product", "pick_dense")
-
 
 @contextmanager
 def watching(served):
@@ -37,8 +34,8 @@ def watching(served):
         watch(select_lightest, "find_light", "lists of light weights")
         watch(select_lightest, "find_between", "brackets")
         watch(candidate_passes, "_bounds", "bounded scores")
-        for name in LOOPS if compiled.kernels() is not None else ():
-            watch(compiled.kernels(), name, "compiled loops")
+        if compiled.kernels() is not None:
+            watch(compiled.kernels(), "pick_product", "compiled loops")
         yield
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..support.chunked import four_bytes_do
-from .scores import HUGE, FactoredScores
+from .scores import HUGE, FactoredScores, as_array
 
-# Fewer weights than this are searched or removed by one thread: waking others takes longer.
+# Fewer weights than this are searched by one thread: waking others takes longer.
 SHORT = 1 << 15
 # A thread searches this many weights before it takes the next ones, so that threads finish together.
 CHUNK = 1 << 19
@@ -69,7 +69,7 @@ def find_between(scores: FactoredScores, low: float, high: float) -> Found:
             if low > -math.inf:
                 under = _under(block, kept, low)
                 below += int(np.count_nonzero(under))
-                flat = _numpy(block)
+                flat = as_array(block)
                 sums.append(float(np.dot(flat, under.astype(flat.dtype))))
             values.append(_between(block, kept, low, high)[1])
         pieces.append(Piece(name, np.zeros(0, np.int64), np.concatenate(values)))
@@ -78,41 +78,26 @@ def find_between(scores: FactoredScores, low: float, high: float) -> Found:
 
 def _tasks(scores: FactoredScores, name: str, high: float, share: float) -> list[Callable[[], Piece]]:
     """What threads have to do to look through one tensor."""
-    gradient, loops = scores.gradients[name], scores.loops
-    weight = scores.magnitudes[name].reshape(gradient.rows, -1).numpy()
+    weight = scores.magnitudes[name].reshape(scores.gradients[name].rows, -1).numpy()
     limit = weight.dtype.type(high)
     kind = np.int32 if four_bytes_do(scores.magnitudes[name]) else np.int64
-    search = partial(_searched, name, share, kind)
+    search = partial(_searched, name, share, kind, scores.loops.pick_product)
     if (scale := scores.scale(name)) != 1.0:
         limit = weight.dtype.type(min(high / scale * (1 + SLACK), np.finfo(weight.dtype).max))
         search = partial(_scaled, search, weight.dtype.type(scale), high)
-    alone: list[Callable[[], Piece]] = [partial(_listed, scores, name, high)]
-    if name in scores.masks:
-        return alone
-    if gradient.dense is None:
-        found = scores.pair(name)
-        bounds = None if found is None else _bounds(scores, name, *found)
-        if found is None or bounds is None:
-            return alone
-        (left, seen), (sums, parts, tiny) = found, bounds
-        step = max(CHUNK // max(len(seen), 1), 1)
-        return [
-            partial(
-                search, loops.pick_product, weight[top : top + step], left[top : top + step],
-                sums[top : top + step], seen, parts, limit, tiny, first=top * len(seen),
-            )
-            for top in range(0, len(weight), step)
-        ]  # fmt: skip
-    if not scores.cannot_overflow(name) or gradient.dense.dtype != scores.magnitudes[name].dtype:
-        return alone
-    if not gradient.uses:
-        return _dense_tasks(loops, search, weight, gradient.dense.reshape(weight.shape).numpy(), limit, 0)
-    pieces: list[Piece] = []
-    for start, stop, block in gradient.blocks(scores.factors(name), CHUNK, scores.magnitudes[name]):
-        first = start * weight.shape[1]
-        for task in _dense_tasks(loops, search, weight[start:stop], block.numpy(), limit, first):
-            pieces.append(task())
-    return [partial(_same, piece) for piece in pieces]
+    found = scores.pair(name) if name not in scores.masks else None
+    bounds = None if found is None else _bounds(scores, name, *found)
+    if found is None or bounds is None:
+        return [partial(_listed, scores, name, high)]
+    (left, seen), (sums, parts, tiny) = found, bounds
+    step = max(CHUNK // max(len(seen), 1), 1)
+    return [
+        partial(
+            search, weight[top : top + step], left[top : top + step], sums[top : top + step], seen, parts, limit,
+            tiny, first=top * len(seen),
+        )
+        for top in range(0, len(weight), step)
+    ]  # fmt: skip
 
 
 def _bounds(
@@ -129,22 +114,8 @@ def _bounds(
     return (sums, parts, tiny) if most * scores.largest_magnitude(name) < HUGE and least >= 0 else None
 
 
-def _dense_tasks(
-    loops: Any, search: Any, weight: np.ndarray, gradient: np.ndarray, limit: Any, first: int
-) -> list[Callable[[], Piece]]:
-    flat, slopes = weight.reshape(-1), gradient.reshape(-1)
-    step = min(CHUNK, max(len(flat) // 2, CHUNK // 8))
-    return [
-        partial(
-            search, loops.pick_dense, flat[start : start + step], slopes[start : start + step], limit,
-            first=first + start,
-        )
-        for start in range(0, len(flat), step)
-    ]  # fmt: skip
-
-
 def _searched(name: str, share: float, kind: Any, loop: Any, weight: np.ndarray, *given: Any, first: int) -> Piece:
-    """Run a compiled loop with room for what is expected, and again with room for all where that was too little."""
+    """Run the compiled loop with room for what is expected, and again with room for all where that was too little."""
     for room in (min(int(SPARE * share * weight.size), weight.size) + ROOM, weight.size + ROOM):
         places, values = np.empty(room, kind), np.empty(room, weight.dtype)
         number = loop(weight, *given, places, values, first)
@@ -161,10 +132,6 @@ def _scaled(search: Callable[..., Piece], scale: Any, high: float, *given: Any, 
     return Piece(name, places[light], values[light])
 
 
-def _same(piece: Piece) -> Piece:
-    return piece
-
-
 def _listed(scores: FactoredScores, name: str, high: float) -> Piece:
     """What lies below `high` in one tensor, block by block."""
     kind = np.int32 if four_bytes_do(scores.magnitudes[name]) else np.int64
@@ -176,23 +143,17 @@ def _listed(scores: FactoredScores, name: str, high: float) -> Piece:
     return Piece(name, np.concatenate(places), np.concatenate(values))
 
 
-def clear(
-    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], loops: Any
-) -> None:
+def clear(pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
     """Take out what was found below the edge."""
-    tasks = []
     for name, places, values in pieces:
-        weights = magnitudes[name].view(-1) if name in magnitudes else None
-        if loops is not None and weights is not None and name not in masks:
-            tasks.append(partial(loops.clear, places, values, values.dtype.type(edge), weights.numpy()))
-            continue
-        last = torch.from_numpy(places[values < edge]).long()
-        if name in masks:
-            masks[name].view(-1).index_fill_(0, last.to(masks[name].device), False)
-        if weights is not None:
-            weights.index_fill_(0, last.to(weights.device), 0.0)
-    if tasks:
-        loops.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
+        last = places[values < edge]
+        for tensor in (masks.get(name), magnitudes.get(name)):
+            if tensor is None:
+                continue
+            if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
+                as_array(tensor.view(-1))[last] = 0
+            else:
+                tensor.view(-1).index_fill_(0, torch.from_numpy(last).long().to(tensor.device), 0)
 
 
 def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:
@@ -201,62 +162,32 @@ def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate(equal)) if equal else np.zeros(0)).long()
 
 
+# NumPy compares and gathers several times as fast as torch does on a processor; from other devices blocks are copied.
+
+
 def not_below(block: Tensor, edge: float) -> Tensor:
-    if block.device.type != "cpu":
-        return torch.ge(block, edge)
-    flat = block.numpy()
-    return torch.from_numpy(np.greater_equal(flat, flat.dtype.type(edge)))
+    """Where scores are at the edge or above it."""
+    flat = as_array(block)
+    return torch.from_numpy(np.greater_equal(flat, flat.dtype.type(edge))).to(block.device)
 
 
 def at_edge(block: Tensor, kept: Tensor, edge: float) -> Tensor:
     """Where kept weights score just the edge."""
-    if block.device.type != "cpu":
-        return torch.nonzero((block == edge).logical_and_(kept)).view(-1)
-    flat = block.numpy()
-    flags = np.equal(flat, flat.dtype.type(edge))
-    return torch.from_numpy(_true(np.logical_and(flags, kept.numpy(), out=flags)))
-
-
-def keep(values: Tensor, stays: Tensor) -> None:
-    """Zero all values but those that stay."""
-    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        array = values.numpy()  # torch fills under a mask twelve times as slowly
-        np.multiply(array, stays.numpy(), out=array)
-    else:
-        values.masked_fill_(stays.logical_not(), 0.0)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
+    return torch.from_numpy(_between(block, kept, edge, edge)[0]).to(block.device)
 
 
 def _under(block: Tensor, kept: Tensor, low: float) -> np.ndarray:
-    flat = _numpy(block)
+    flat = as_array(block)
     under: np.ndarray = np.less(flat, flat.dtype.type(low))
-    np.logical_and(under, _numpy(kept), out=under)
+    np.logical_and(under, as_array(kept), out=under)
     return under
 
 
 def _between(block: Tensor, kept: Tensor, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Places and scores of the kept weights from `low` to `high`."""
-    if block.device.type == "cpu":
-        # NumPy compares and gathers several times faster than torch does on a processor.
-        flat = block.numpy()
-        flags = np.less_equal(flat, flat.dtype.type(high))
-        if low > -math.inf:
-            np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
-        here = _true(np.logical_and(flags, kept.numpy(), out=flags))
-        return here, flat.take(here)
-    places = torch.nonzero(torch.le(block, high).logical_and_(torch.ge(block, low)).logical_and_(kept)).view(-1)
-    return _numpy(places), _numpy(block[places])
-
-
-def _true(flags: np.ndarray) -> np.ndarray:
-    """Where flags are set; few are, so eight are looked at in one go."""
-    whole = len(flags) // 8 * 8
-    words = flags[:whole].view(np.uint64)
-    some = np.flatnonzero(words != 0)
-    inner = np.flatnonzero(words[some].view(np.bool_))
-    places = (some[inner >> 3] << 3) + (inner & 7)
-    return places if whole == len(flags) else np.concatenate([places, whole + np.flatnonzero(flags[whole:])])
+    flat = as_array(block)
+    flags = np.less_equal(flat, flat.dtype.type(high))
+    if low > -math.inf:
+        np.logical_and(flags, flat >= flat.dtype.type(low), out=flags)
+    here = np.flatnonzero(np.logical_and(flags, as_array(kept), out=flags))
+    return here, flat.take(here)

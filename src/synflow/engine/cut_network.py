@@ -109,6 +109,8 @@ def _in_one_precision(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
         other = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != dtype
         return leaf.detach().to(dtype) if other else leaf
 
+    if all(cast(leaf) is leaf for leaf in (*model.parameters(), *model.buffers(), *pytree.tree_leaves(example))):
+        return model, example
     same = private_copy(model)
     for module in same.modules():
         for name, own in module._parameters.items():

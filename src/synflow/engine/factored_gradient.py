@@ -39,7 +39,7 @@ class Use:
 
     def factors(self) -> Factors:
         """The thin pair, made now."""
-        return self.left, self.right if self.windows is None else patches(self.right, *self.windows).flatten(0, 1)
+        return self.left, self.right if self.windows is None else patches(self.right, *self.windows)
 
 
 @dataclass
@@ -133,5 +133,5 @@ def _top(tensor: Tensor) -> float:
 def patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """What the kernel of a convolution sees: a matrix of positions x weights of a unit for each image."""
-    return F.unfold(x, tuple(kernel), tuple(dilation), tuple(padding), tuple(stride)).transpose(1, 2)
+    """What the kernel of a convolution sees: one row per position, one column per weight of a unit."""
+    return F.unfold(x, tuple(kernel), tuple(dilation), tuple(padding), tuple(stride)).transpose(1, 2).flatten(0, 1)

@@ -52,9 +52,10 @@ def _small_convolution(x: Tensor, weight: Tensor, factors: FactoredGradient, how
 
     Weights are then most of what has to be read, and a product reads them once, in the order in which they lie.
     """
-    seen = patches(x, weight.shape[2:], *how[:3]).contiguous()
+    seen = patches(x, weight.shape[2:], *how[:3])
     sent: Tensor = _Linear.apply(seen, weight, factors, False)
-    return sent.transpose(1, 2).reshape(len(x), len(weight), *sizes(x.shape, weight.shape, how)).contiguous()
+    images = sent.view(len(x), -1, len(weight)).transpose(1, 2).contiguous()
+    return images.view(len(x), len(weight), *sizes(x.shape, weight.shape, how))
 
 
 def _unwritten(tensor: Tensor) -> Callable[[], Tensor | None]:
@@ -94,8 +95,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, input_first: bool) -> Tensor:
-        weight = weight.flatten(1)
-        sent = _times(x, weight) if input_first else _times_transposed(x, weight)
+        weight, lines = weight.flatten(1), x.contiguous()  # few lines are read fastest in the order of the weights
+        sent = _times(lines, weight) if input_first else _times_transposed(lines, weight)
         ctx.save_for_backward(x, weight)
         ctx.factors, ctx.input_first, ctx.sent = factors, input_first, _unwritten(sent)
         return sent

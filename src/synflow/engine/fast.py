@@ -30,7 +30,7 @@ from .pass_hooks import HALF, FastPass
 from .recording import recorded
 from .replay import SAME, Gradients, Replay
 from .scores import FactoredScores
-from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove, take
+from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
 from .thresholds import current
 
 
@@ -152,10 +152,10 @@ class FastEngine:
         scores, found = removal.scores.factored, removal.lightest
         before = (self.count, self._last, self._cut.outside)
         if found.pieces is not None:
-            taken = take(scores, found)
+            remove(scores, found)
 
             def undo() -> None:
-                put_back(scores, found, taken)
+                put_back(scores, found, self._magnitudes_at)
                 self.count, self._last, self._cut.outside = before
 
         else:
@@ -222,6 +222,15 @@ class FastEngine:
             self.count, self._last, self._cut.outside = before
 
         return undo
+
+    def _magnitudes_at(self, name: str, places: Tensor) -> Tensor:
+        """What the weights of some places in the cut network were, pruned or not: made again from the user's."""
+        weight = self.network.weights[name].detach()
+        whole = self._cut.index_maps[name].at(places) if name in self._cut.index_maps else places
+        values = weight.reshape(-1)[whole].to(self.magnitudes[name].dtype).abs()
+        if not bool(values.any()) and not bool(weight.any()):
+            return torch.ones_like(values)  # a tensor that is zero everywhere counts as ones
+        return values.pow_(self.settings.power) if self.settings.power != 1 else values
 
     def _scores(self, flow: Measurement, gradients: Gradients) -> FastScores:
         factored = FactoredScores(

@@ -1,7 +1,7 @@
 """Loops that no array library has in one pass: bound a score, multiply it out where it may be light, keep it if it is.
 
 Compiled by numba where it is installed (the extra `fast`), once per machine, and run on as many threads as torch
-uses. Without numba, on other devices and for small networks the same is done in several passes (see picking.py).
+uses. Without numba, on other devices and for small networks the same is done in several passes (candidate_passes.py).
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -137,31 +137,6 @@ def pick_product(
     return found
 
 
-@njit(nogil=True, cache=True)
-def pick_dense(weights: Array, gradient: Array, high: Any, places: Array, values: Array, first: int) -> int:
-    """The same for flat weights whose gradient is there."""
-    total, room, found = len(weights), len(places) - WIDE, 0
-    line = np.empty(WIDE, weights.dtype)
-    flags = np.zeros(WIDE, np.bool_)
-    words = flags.view(np.uint64)
-    some, hits = np.empty(len(words) + 1, np.int32), np.empty(len(flags) + 1, np.int32)
-    for start in range(0, total, WIDE):
-        width = min(WIDE, total - start)
-        if found > room:
-            return -1
-        row, slope = weights[start : start + width], gradient[start : start + width]
-        for j in range(width):
-            line[j] = row[j] * slope[j]
-            flags[j] = (line[j] <= high) & (row[j] > 0)
-        for j in range(width, WIDE):
-            flags[j] = False
-        for index in range(_where(words, some, hits)):
-            places[found] = first + start + hits[index]
-            values[found] = line[hits[index]]
-            found += 1
-    return found
-
-
 @njit(nogil=True, cache=True, fastmath=SUMS)
 def products_at(positions: Array, left: Array, seen: Array, weights: Array, values: Array) -> None:
     """Scores `weights * (left @ seen.T)` at some flat positions."""
@@ -171,14 +146,6 @@ def products_at(positions: Array, left: Array, seen: Array, weights: Array, valu
         for p in range(len(line)):
             total += line[p] * column[p]
         values[index] = total * weights[positions[index]]
-
-
-@njit(nogil=True, cache=True)
-def clear(places: Array, values: Array, edge: Any, weights: Array) -> None:
-    """Take the weights out whose values are below the edge."""
-    for index in range(len(places)):
-        if values[index] < edge:
-            weights[places[index]] = 0
 
 
 @cache

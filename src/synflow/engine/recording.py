@@ -123,6 +123,8 @@ class _Recorder(TorchDispatchMode):
         facts = _Facts.of(func)
         if facts.name == "aten::detach" or (facts.name == "aten::_local_scalar_dense" and READING.harmless):
             return  # the same numbers in the same memory; or numbers on which nothing depends
+        if facts.views and isinstance(result, Tensor) and _key(result) in self.slots:
+            return  # a view that shows the same numbers in the same shape
         if facts.views and depends == {LIVE} and isinstance(result, Tensor):
             self.slots[_key(result)] = LIVE
             return

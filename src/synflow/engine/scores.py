@@ -166,7 +166,15 @@ class FactoredScores:
 
     def _still_kept(self, name: str, positions: Tensor) -> Tensor:
         there = (self.masks if name in self.masks else self.magnitudes)[name].reshape(-1)
-        if there.device.type != "cpu" or there.dtype == torch.bfloat16:
-            return positions[there[positions] != 0]
-        flat = positions.numpy()  # NumPy gathers several times faster than torch does on a CPU
-        return torch.from_numpy(flat[there.numpy()[flat] != 0])
+        if there.dtype == torch.bfloat16:
+            there = there.view(
+                torch.int16
+            )  # NumPy has no bfloat16; a number that is not negative is zero if its bits are
+        flat = as_array(positions)
+        return torch.from_numpy(flat[as_array(there)[flat] != 0]).to(positions.device)
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """A tensor for NumPy; on a processor it is not copied."""
+    array: np.ndarray = tensor.cpu().numpy()
+    return array

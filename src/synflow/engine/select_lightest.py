@@ -7,13 +7,14 @@ an exact selection among those few follows. Counts and gathered values add up ov
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .candidate_passes import Found, Piece, at_edge, at_edge_of, clear, find_between, find_light, keep, not_below
+from .candidate_passes import Found, Piece, at_edge, at_edge_of, clear, find_between, find_light, not_below
 from .scores import FactoredScores
 
 
@@ -97,28 +98,19 @@ def masks_without(scores: FactoredScores, going: Lightest) -> dict[str, Tensor]:
     return masks
 
 
-def take(scores: FactoredScores, going: Lightest) -> list[Tensor]:
-    """Remove weights that are listed, and return the magnitudes that `put_back` needs."""
-    values = []
+def put_back(scores: FactoredScores, going: Lightest, magnitudes_at: Callable[[str, Tensor], Tensor]) -> None:
+    """Undo the removal of weights that are listed; `magnitudes_at` tells what was in some places of a tensor."""
     for piece in going.pieces or []:
-        magnitude = scores.magnitudes[piece.name]
-        values.append(magnitude.view(-1)[torch.from_numpy(piece.places).long().to(magnitude.device)])
-    remove(scores, going)
-    return values
-
-
-def put_back(scores: FactoredScores, going: Lightest, values: list[Tensor]) -> None:
-    """Undo `take`."""
-    for piece, value in zip(going.pieces or [], values, strict=True):
-        here = torch.from_numpy(piece.places).long().to(value.device)
+        flat = scores.magnitudes[piece.name].view(-1)
+        here = torch.from_numpy(piece.places).long().to(flat.device)
         if piece.name in scores.masks:
             scores.masks[piece.name].view(-1).index_fill_(0, here, True)
-        scores.magnitudes[piece.name].view(-1).index_copy_(0, here, value)
+        flat.index_copy_(0, here, magnitudes_at(piece.name, here))
 
 
 def _take_out(scores: FactoredScores, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
     if going.pieces is not None:
-        clear(going.pieces, going.edge, masks, magnitudes, scores.loops)
+        clear(going.pieces, going.edge, masks, magnitudes)
     missing = going.ties
     for name in reversed(scores.magnitudes):
         flat = masks[name].view(-1) if name in masks else None
@@ -147,5 +139,5 @@ def _clear_below(scores: FactoredScores, name: str, edge: float, flat: Tensor | 
         if flat is not None:
             flat[start:stop].logical_and_(stays)
         if values is not None:
-            keep(values[start:stop], stays)
+            values[start:stop].mul_(stays)
     return torch.cat(equal)
