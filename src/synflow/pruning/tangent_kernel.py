@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import SynflowError
 from ..network.private_copy import Network, isolated, restoring
+from ..support.chunked import count
 from ..support.private_torch import pytree
 from .gradients import leaves_in_place, masked_weights
 
@@ -32,7 +33,8 @@ def kernel_saliency(
     """|d/dm sum |f(x; w m) - f(x; (w + dw) m)|^2| over draws of w, x and dw; zero where a weight is pruned."""
     if draws < 1 or not deviation > 0:
         raise SynflowError(f"ntk_sap: draws must be at least 1 and deviation above 0, got {draws!r} and {deviation!r}")
-    generator = torch.Generator().manual_seed(network.seed)
+    # The number of weights left is part of the seed, so that each step of a run draws anew.
+    generator = torch.Generator().manual_seed(network.seed + (network.size if masks is None else count(masks)))
     leaves_in_place(network, masks, training=False)
     weights = masked_weights(network, None)
     kept = {name: torch.ones_like(w) if masks is None else masks[name].to(w.dtype) for name, w in weights.items()}
