@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,34 @@ def test_a_full_disk_is_one_sentence(folder, capsys, monkeypatch):
         assert "No space left on device" in said
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        ({"input": ["1x" + "9" * 5000]}, "is no shape"),
+        ({"input": ["1x1x32768x32768"]}, "its input has more than"),
+        ({"input": ["1x2"] * 101}, "it names 101 inputs"),
+        ({"input": ["1x1x4096x4096"]}, "1.weight has shape (100, 64), expected (100, 16777216)"),
+        ({"seed": 10**30}, "a seed is below"),
+    ],
+)
+def test_a_stored_network_cannot_ask_for_much_memory(tmp_path, monkeypatch, capsys, forged, said):
+    """Shapes are compared with the stored weights before any memory is taken."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["synflow", "..."])
+    assert called("prune fc --input 1x1x8x8 --compression 5 --steps 2 --out run", capsys)[0] == 0
+    (tmp_path / "run" / "manifest.json").unlink()
+    path = tmp_path / "run" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **forged}))
+    limit = 4 << 30  # bytes of address space beside what torch has now
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + limit, before[1]))
+    try:
+        code, err = called("certify run", capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert code == 2, err
+    assert said in err
+    assert len(err) < 400

@@ -351,6 +351,25 @@ def test_loggers(tmp_path, monkeypatch, logger):
         assert run.data.params["model"] == "fc"
 
 
+def test_forged_results_are_named_and_left_out(tmp_path):
+    """A result with the right checksum may still lack what readers rely on, or be nested without end."""
+    execute(QUICK, tmp_path)
+    path = folder_of(QUICK, tmp_path) / "result.json"
+    whole = read_json(path)
+    for part, forged in (
+        ("config", 3), ("config", {"recipe": 3}), ("config", {"drops": ["x"]}), ("outcome", []), ("about", {}),
+        ("about", {"seconds": "long", "threads": 1, "torch": "2"}),
+    ):  # fmt: skip
+        write_json(path, {**whole, part: forged})
+        rows, problems = results.collect(tmp_path)
+        assert not rows
+        assert "result.json is damaged" in problems[0]
+    path.write_text("[" * 100_000)
+    assert "nested too deeply" in results.collect(tmp_path)[1][0]
+    path.with_name("metrics.jsonl").write_text("[" * 100_000 + "\n")
+    assert read_lines(path.with_name("metrics.jsonl")) == []
+
+
 def test_a_logger_that_is_not_there_is_named_with_its_extra(tmp_path, monkeypatch):
     with pytest.raises(SynflowError, match="no logger 'notes'; choose from mlflow, tensorboard, wandb"):
         execute(QUICK, tmp_path, Context(loggers=("notes",)))

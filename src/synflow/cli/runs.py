@@ -7,6 +7,7 @@ run.json             the model, the settings, the command            report.html
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from ..compaction.files import FILES as COMPACT_FILES
 from ..errors import SynflowError
 from ..masks.files import load_masks, save_masks
 from ..masks.results import Masks, StepRecord
+from ..models.inputs import shape_of
 from ..models.sources import Source, is_file, load_model
 from ..models.weights import save_weights
 from ..reporting.facts import Facts
@@ -35,6 +37,8 @@ FORMAT = 1
 ABOUT = {"model": str, "input": [str], "classes": (int, type(None)), "seed": int, "pruning": dict}
 # The most outputs a stored network may name: more than any data set has classes, few enough to build.
 MOST_CLASSES = 10**6
+# The most inputs, and numbers in all of them, that a stored network may name: a batch of one is far below.
+MOST_INPUTS, MOST_STORED = 100, 2**28
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,12 @@ def open_run(folder: Path) -> Run:
     check_form(about, ABOUT, str(path))
     if not 1 <= (about["classes"] or 1) <= MOST_CLASSES:
         raise SynflowError(f"{path} is damaged: classes is {about['classes']}, expected 1 to {MOST_CLASSES:,}")
+    if sum(math.prod(shape_of(text)) for text in about["input"][:MOST_INPUTS]) > MOST_STORED:
+        raise SynflowError(f"{path} is damaged: its input has more than {MOST_STORED:,} numbers")
+    if len(about["input"]) > MOST_INPUTS:
+        raise SynflowError(
+            f"{path} is damaged: it names {len(about['input']):,} inputs, expected at most {MOST_INPUTS}"
+        )
     folders.check(folder, (RUN, WEIGHTS, MASKS), OURS)
     return Run(folder, about)
 

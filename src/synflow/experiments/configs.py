@@ -13,7 +13,7 @@ from typing import Any
 from synflow import SCHEDULES, SCOPES, SCORES
 from synflow.errors import SynflowError, named
 
-from ..models.own_files import function_in, is_file
+from ..models.own_files import MOST_SEEDS, function_in, is_file
 from ..pruning.scores import traits_of
 from .data import DATASETS
 from .recipes import STARTS, Recipe
@@ -80,6 +80,8 @@ class Config:
         named("scope", self.scope, SCOPES)
         named("ablation", self.ablation, ABLATIONS)
         named("scoring mode", self.scoring, ("train", "eval"))
+        if not -MOST_SEEDS < self.seed < MOST_SEEDS:
+            raise SynflowError(f"a seed is below {MOST_SEEDS:,}, got {self.seed}")
         if not self.compression >= 1:
             raise SynflowError(f"compression must be at least 1, got {self.compression!r}")
 

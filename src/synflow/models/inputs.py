@@ -14,7 +14,7 @@ from ..errors import SynflowError
 
 __all__ = ["describe", "example_from", "first_linear", "shape_of", "vocabulary"]
 
-PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d{1,12}(?:x\d{1,12}){0,15})(?::(?P<dtype>\w+))?")
 # The most numbers an example may have, 4 GB of float32: more is a typing error, or a file that wants to fill memory.
 MOST_ELEMENTS = 2**30
 DTYPES = {
@@ -45,7 +45,7 @@ def shape_of(text: str) -> tuple[int, ...]:
     found = PATTERN.fullmatch(text.strip())
     if found is None:
         raise SynflowError(
-            f"--input {text!r} is no shape; write sizes with x between them, batch first, such as 1x3x224x224, "
+            f"--input {text!r:.80} is no shape; write sizes with x between them, batch first, such as 1x3x224x224, "
             "1x128:int64 for token ids, or name=1x128 for a keyword argument"
         )
     sizes = tuple(int(size) for size in found["shape"].split("x"))

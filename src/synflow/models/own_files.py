@@ -13,7 +13,10 @@ from typing import Any
 
 from ..errors import SynflowError
 
-__all__ = ["digest_of", "function_in", "is_file", "name_or_function", "one_line"]
+__all__ = ["MOST_SEEDS", "digest_of", "function_in", "is_file", "name_or_function", "one_line"]
+
+# Seeds are multiplied where epochs and rounds get numbers of their own, which must stay below 2^63.
+MOST_SEEDS = 2**32
 
 
 def is_file(spec: str) -> bool:

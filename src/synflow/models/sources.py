@@ -15,9 +15,9 @@ from torch import nn
 from ..errors import MissingExtraError, SynflowError, need, similar
 from .built_in import MODELS, build
 from .inputs import describe, example_from, first_linear, shape_of, vocabulary
-from .own_files import function_in, is_file, one_line
+from .own_files import MOST_SEEDS, function_in, is_file, one_line
 from .torchvision_cure import cure_torchvision
-from .weights import load_weights
+from .weights import check_weights, load_weights
 
 __all__ = ["LIBRARIES", "Source", "is_file", "load_model", "names_in"]
 
@@ -56,6 +56,8 @@ def load_model(
     device: str = "cpu",
 ) -> Source:
     """Build a model with fresh weights from the seed (or those of a file), and an example it was seen to run on."""
+    if not -MOST_SEEDS < seed < MOST_SEEDS:
+        raise SynflowError(f"a seed is below {MOST_SEEDS:,}, got {seed}")
     torch.manual_seed(seed)
     prefix, _, name = spec.partition(":")
     if is_file(spec):
@@ -69,7 +71,7 @@ def load_model(
             library, name, classes
         )
     else:
-        model, example = _built_in(spec, inputs, classes)
+        model, example = _built_in(spec, inputs, classes, weights)
     if inputs:
         example = example_from(inputs, vocabulary(model))
     if example is None:
@@ -106,14 +108,21 @@ def _imported(library: str) -> Any:
         ) from cause
 
 
-def _built_in(spec: str, inputs: Sequence[str], classes: int | None) -> Built:
+def _built_in(spec: str, inputs: Sequence[str], classes: int | None, weights: Path | None) -> Built:
     if spec not in MODELS:
         raise SynflowError(
             f"no model {spec!r}{similar(spec, MODELS)}; `synflow models` lists the built-in ones, others are "
             "timm:NAME, torchvision:NAME, transformers:NAME_OR_CONFIG and path/to/file.py:factory"
         )
     shape = shape_of(inputs[0]) if inputs else (1, 3, 32, 32)
-    return build(spec, classes=classes or 10, input_shape=shape[1:]), torch.ones(shape)
+    if weights is not None:
+        # A stored network may name a huge input: its weights tell before any memory is taken.
+        with torch.device("meta"):
+            check_weights(build(spec, classes=classes or 10, input_shape=shape[1:]), weights)
+    try:
+        return build(spec, classes=classes or 10, input_shape=shape[1:]), torch.ones(shape)
+    except RuntimeError as cause:
+        raise SynflowError(f"{spec} cannot be built for an input of {inputs[0]}: {one_line(cause)}") from cause
 
 
 def _timm(library: Any, name: str, classes: int | None) -> Built:

@@ -12,7 +12,7 @@ from torch import nn
 from ..compaction.cut.surgery import tensors
 from ..errors import SynflowError
 
-__all__ = ["load_weights", "save_weights"]
+__all__ = ["check_weights", "load_weights", "save_weights"]
 
 # A zip archive (torch.save) and a bare pickle.
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -25,6 +25,19 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put the weights of a file into a model; names and shapes must fit, or nothing is changed."""
+    check_weights(model, path)
+    try:
+        state = load_file(path)
+    except (safetensors.SafetensorError, OSError) as cause:
+        raise _damaged(path, cause) from cause
+    with torch.no_grad():
+        for name, tensor in tensors(model).items():
+            if name in state:
+                tensor.copy_(state[name])
+
+
+def check_weights(model: nn.Module, path: Path) -> None:
+    """Refuse a file whose names and shapes do not fit a model; no weight is read, so the model may be a mere sketch."""
     if not path.is_file():
         raise SynflowError(f"{path}: there is no such file; leave --weights out to start from fresh ones")
     with path.open("rb") as file:
@@ -35,14 +48,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
             'with safetensors.torch.save_file(torch.load(path, weights_only=True), "weights.safetensors")'
         )
     try:
-        state = load_file(path)
+        with safetensors.safe_open(path, "pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as cause:
-        raise SynflowError(f"{path} is no safetensors file, or it is damaged: {cause}") from cause
+        raise _damaged(path, cause) from cause
     own = tensors(model)
     tied = {name for name in model.state_dict() if name not in own}
     optional = {name for name in own if name not in model.state_dict()}
-    missing = [name for name in own if name not in state and name not in optional]
-    unknown = [name for name in state if name not in own and name not in tied]
+    missing = [name for name in own if name not in shapes and name not in optional]
+    unknown = [name for name in shapes if name not in own and name not in tied]
     for names, what in ((missing, "lacks"), (unknown, "has an unknown")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -51,12 +65,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
                 "names of the model's state_dict"
             )
     for name, tensor in own.items():
-        if name in state and state[name].shape != tensor.shape:
+        if name in shapes and shapes[name] != tuple(tensor.shape):
             raise SynflowError(
-                f"{path}: {name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}; "
+                f"{path}: {name} has shape {shapes[name]}, expected {tuple(tensor.shape)}; "
                 "is it of another model, or of another number of classes (--classes)?"
             )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if name in state:
-                tensor.copy_(state[name])
+
+
+def _damaged(path: Path, cause: Exception) -> SynflowError:
+    return SynflowError(f"{path} is no safetensors file, or it is damaged: {cause}")
