@@ -74,7 +74,7 @@ class Config:
 
     def __post_init__(self) -> None:
         named("data set", self.dataset, DATASETS)
-        for kind, name, table in (("method", self.method, METHODS), ("schedule", self.schedule, SCHEDULES)):
+        for kind, name, table in (("method", self.method, {*METHODS, *SCORES}), ("schedule", self.schedule, SCHEDULES)):
             if not is_file(name):
                 named(kind, name, table, ", or file.py:function")
         named("scope", self.scope, SCOPES)

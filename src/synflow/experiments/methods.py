@@ -18,7 +18,7 @@ from ..models.built_in import build
 from ..models.own_files import name_or_function
 from ..network.flops import flops as count_flops
 from ..network.private_copy import Network
-from ..pruning.scores import shares, traits
+from ..pruning.scores import shares, traits, traits_of
 from .configs import TRIALS, Config, reads_data
 from .data import SHAPES, Dataset, load, scoring_batches
 
@@ -114,8 +114,8 @@ def make_masks(config: Config, model: nn.Module, data_dir: str | None) -> synflo
         data = data_of(config, data_dir)
         batches = scoring_batches(data, config.images or config.images_per_class * data.classes, seed=config.seed)
     steps = config.steps
-    if steps is None and config.ablation == "invert" and config.method.startswith("synflow"):
-        steps = 100  # an inverted flow is no flow, so the library would take one step
+    if steps is None and config.ablation == "invert" and config.method in synflow.SCORES:
+        steps = traits_of(synflow.SCORES[config.method]).steps  # an inverted score has no traits of its own
     masks = synflow.prune(
         model, example_of(config), compression=config.compression, score=score_of(config), steps=steps,
         schedule=name_or_function(config.schedule), margin=config.margin, guard=None if config.guard else False,
