@@ -230,14 +230,35 @@ def test_a_shallow_and_a_deep_flow_in_one_tensor():
         assert found.log2 == pytest.approx(200 + torch.tensor(45.0).log2().item())
 
 
-def test_writing_into_a_view_of_a_constant_is_refused():
-    for function in (
-        lambda _, x: torch.zeros(2, 3)[0].copy_(x[0]),
-        lambda _, x: torch.zeros(2, 3)[0].add_(x[0]),
-        lambda _, x: put(torch.zeros(2, 3)[0], 0, x[0, 0]),
-    ):
-        with pytest.raises(SynflowError, match=r"written into a view of a constant tensor.*torch\.cat"):
-            flow(function)
+def written(write, start=0.0):
+    """A constant into whose first row, held as a view, something is written."""
+
+    def function(_, x):
+        out = torch.full((2, 3), start)
+        first = out[0]
+        write(first, x[0])
+        return torch.cat([out, first[None]])
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (written(lambda row, x: row.copy_(x)), 90),
+        (written(lambda row, x: row.add_(x).add_(x)), 180),
+        (written(lambda row, x: put(row, 0, x[0])), 12),
+        (written(lambda row, x: put(row, 0, x[0]), start=-1.0), 12 + 7),
+        (lambda _, x: torch.zeros(2, 3)[0].copy_(x[0]), 45),
+    ],
+)
+def test_writing_into_a_view_of_a_constant_reaches_the_tensor_and_the_view(function, expected):
+    assert flow(function) == expected
+
+
+def test_a_view_of_a_constant_that_is_not_contiguous_is_refused():
+    with pytest.raises(SynflowError, match=r"written into a view of a constant tensor.*torch\.cat"):
+        flow(lambda _, x: torch.zeros(3, 2).t().clone(memory_format=torch.preserve_format)[0].copy_(x[0]))
 
 
 def test_writing_into_a_view_of_a_flow_reaches_the_flow():

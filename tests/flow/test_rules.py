@@ -271,13 +271,23 @@ def test_masks_block_and_other_constants_add(function, stand_in):
     compare(model, VECTOR, lambda w, x: stand_in(x @ w["head.weight"].T))
 
 
-def test_a_flow_cannot_become_whole_numbers_nor_sample_at_its_own_positions():
+def test_a_flow_cannot_become_whole_numbers():
     model = Function(lambda self, x: self.head(x).to(torch.long), head=nn.Linear(4, 4))
     with pytest.raises(synflow.SynflowError, match=r"a flow cannot become torch\.int64"):
         synflow.score(model, VECTOR)
-    model = Function(lambda self, x: F.grid_sample(x, self.head(x)), head=nn.Linear(2, 2))
-    with pytest.raises(synflow.SynflowError, match="register a rule for 'grid_sample'"):
-        synflow.score(model, torch.zeros(1, 1, 2, 2))
+
+
+def test_sampling_at_positions_of_a_flow_is_a_mean_gated_by_the_positions():
+    def forward(self, x):
+        return F.grid_sample(self.image(x), self.grid(x).permute(0, 2, 3, 1), align_corners=False)
+
+    def stand_in(w, x):
+        seen = F.conv2d(x, w["image.weight"]).mean((2, 3), keepdim=True)
+        places = F.conv2d(x, w["grid.weight"]).sum(1, keepdim=True)
+        return seen * places / places.detach()
+
+    layers = {"image": nn.Conv2d(4, 3, 2, bias=False), "grid": nn.Conv2d(4, 2, 3, bias=False)}
+    compare(Function(forward, **layers), IMAGE, stand_in)
 
 
 # Norms

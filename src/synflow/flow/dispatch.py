@@ -20,7 +20,7 @@ from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
 from .advice import advice
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, as_flow, flows, scaled
+from .tensor import Choice, Flow, as_flow, fixed, flows, mapped, scaled
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -145,6 +145,7 @@ class LinearizationMode(SafeMode):
         self.flow_pass = flow_pass
         self.modules = modules
         self._outer: list[LinearizationMode | None] = []
+        self._has_windows = False
 
     def __enter__(self) -> LinearizationMode:
         self._outer.append(_ACTIVE.mode)
@@ -165,6 +166,9 @@ class LinearizationMode(SafeMode):
         if not self.entered:
             # An interrupt inside torch's bookkeeping can bring a mode back after it was left; then it does nothing.
             return func(*args, **kwargs)
+        if self._has_windows:
+            with torch.enable_grad() if self.gradients else torch.no_grad():
+                args, kwargs = mapped(self._window, (args, kwargs))
         if self.flow_pass.watched is not None:
             self._note_uses(func, args, kwargs)
         name, flowing = getattr(func, "__name__", ""), flows((args, kwargs))
@@ -267,16 +271,33 @@ class LinearizationMode(SafeMode):
         return target
 
     def becoming_flow(self, target: Tensor, value: Flow) -> Flow:
-        """A constant into which a flow is written, as a flow; not one that is a window on another tensor."""
-        if not target._is_view():
-            # Fresh memory in the flow's own precision; made from the flow, so that a recording can make it again.
-            fresh = value.as_subclass(Tensor).new_zeros(target.shape)
-            target.data = fresh.copy_(target.abs() if target.is_complex() else target)
-            return as_flow(target, value.exponent)
-        raise SynflowError(
-            f"in {self.where()} a flow is written into a view of a constant tensor, where its exponent would be lost; "
-            "write into the tensor itself (out[...] = value), or build it with torch.cat"
-        )
+        """A constant into which a flow is written, as a flow; where it is a view, so does the tensor that it shows."""
+        base = target._base if target._is_view() else target
+        if base is None or not base.is_contiguous():
+            raise SynflowError(
+                f"in {self.where()} a flow is written into a view of a constant tensor that is not contiguous; write "
+                "into the tensor itself (out[...] = value), or build it with torch.cat"
+            )
+        # Fresh memory in the flow's own precision; made from the flow, so that a recording can make it again.
+        fresh = value.as_subclass(Tensor).new_zeros(base.shape)
+        base.data = fresh.copy_(base.abs() if base.is_complex() else base)
+        flow = as_flow(base, value.exponent)
+        if base is target:
+            return flow
+        from .rules.basic import source  # rules import this module
+
+        flow.copy_(source(fixed(flow), flow.dtype, flow.exponent))
+        self._has_windows = True
+        window: Flow = self._window(target)
+        return window
+
+    def _window(self, leaf: Any) -> Any:
+        """A view of a constant that has become a flow since: a view of that flow."""
+        if type(leaf) is not Tensor or not leaf._is_view() or not isinstance(leaf._base, Flow):
+            return leaf
+        base = leaf._base
+        shown = base.as_subclass(Tensor).as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+        return as_flow(shown, base.exponent, base.degrees)
 
     def where(self) -> str:
         """The innermost module that is running, by name and class."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..dispatch import Rule, composite
 from ..tensor import Flow, fixed
+from .basic import rearranged
 
 
 def at_one(x: Any) -> Any:
@@ -96,10 +98,14 @@ def softmax_of(function: Callable[..., Any], x: Any, *args: Any, dim: int = -1, 
     return torch.softmax(x, dim)
 
 
-def sampled_at_flow(function: Callable[..., Any], x: Any, grid: Any, *_: Any, **__: Any) -> Any:
-    """grid_sample at positions that depend on a flow: any position may be seen, so the mean, gated by the positions."""
-    image = x.flatten(2).mean(-1)
-    gate = at_one(grid.sum(-1)).unsqueeze(1)
+def sampled(function: Callable[..., Any], x: Any, grid: Any, *args: Any, **named: Any) -> Any:
+    """grid_sample: as it is, or at positions that depend on a flow, where any may be seen: the mean, gated by them."""
+    return _anywhere(function, x, grid) if isinstance(grid, Flow) else rearranged(function, x, grid, *args, **named)
+
+
+@composite
+def _anywhere(function: Callable[..., Any], x: Any, grid: Any) -> Any:
+    image, gate = x.flatten(2).mean(-1), at_one(grid.sum(-1)).unsqueeze(1)
     return image.reshape(*image.shape, *[1] * (gate.dim() - 2)) * gate
 
 
@@ -111,6 +117,31 @@ def bounded(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
 def multiplied(function: Callable[..., Any], a: Any, b: Any) -> Any:
     """xlogy: a product, with the logarithm as an activation."""
     return a * b
+
+
+def kept_boxes(function: Callable[..., Any], boxes: Any, *_: Any, **__: Any) -> Tensor:
+    """nms: every box may stay."""
+    return torch.arange(len(boxes), device=boxes.device)
+
+
+def regions(
+    function: Callable[..., Any], x: Any, boxes: Any, scale: float, height: int, width: int, *_: Any, **__: Any
+) -> Any:
+    """roi_align and roi_pool: a region may lie anywhere, so the mean, gated by the boxes."""
+    gate = at_one(boxes.sum(1)) if isinstance(boxes, Flow) else torch.ones(len(boxes), device=x.device, dtype=x.dtype)
+    return x.mean((0, 2, 3))[:, None, None] * gate[:, None, None, None].expand(-1, x.size(1), height, width)
+
+
+def deformable(
+    function: Callable[..., Any], x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings: Any
+) -> Any:
+    """deform_conv2d: a convolution, gated by the offsets and the mask."""
+    down, across, top, left, first, second, groups = settings[:7]
+    result = F.conv2d(x, weight, None, (down, across), (top, left), (first, second), groups)
+    for gate in (offset, mask):
+        if isinstance(gate, Flow):
+            result = result * at_one(gate.mean(1, keepdim=True))
+    return result + bias[:, None, None]
 
 
 def angle_of(function: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -135,6 +166,9 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("grouped_mm", "_grouped_mm", "grouped_mm_fallback"), grouped_product),
     **dict.fromkeys(("softmin", "gumbel_softmax"), softmax_of),
     **dict.fromkeys(_BOUNDED, bounded),
+    "nms": kept_boxes,
+    **dict.fromkeys(("roi_align", "roi_pool"), regions),
+    "deform_conv2d": deformable,
     "cross": cross,
     "linalg_cross": cross,
     "cosine_similarity": similarity,
@@ -143,4 +177,4 @@ _RULES: dict[str, Rule] = {
     "view_as_real": real_parts,
     "xlogy": multiplied,
 }
-TABLE: dict[str, Rule] = {name: composite(rule) for name, rule in _RULES.items()}
+TABLE: dict[str, Rule] = {"grid_sample": sampled, **{name: composite(rule) for name, rule in _RULES.items()}}

@@ -75,13 +75,6 @@ def interpolate(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any
     return homogeneous(function, x, **options)
 
 
-def grid_sample(function: Callable[..., Any], x: Any, grid: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sampling at constant positions."""
-    if isinstance(grid, Flow):
-        raise TypeError("the sampling grid depends on a flow; register a rule for 'grid_sample'")
-    return as_flow(function(x, grid, *args, **kwargs), x.exponent, x.degrees)
-
-
 def pad(
     function: Callable[..., Any], x: Flow, padding: Any, mode: str = "constant", value: float | None = None, **_: Any
 ) -> Any:
@@ -253,7 +246,6 @@ TABLE: dict[str, Rule] = {
     **{f"adaptive_max_pool{n}d": adaptive_maximum_pool for n in (1, 2, 3)},
     **dict.fromkeys(("scatter_reduce", "index_reduce", "segment_reduce"), reduce_into),
     "interpolate": interpolate,
-    "grid_sample": grid_sample,
     "pad": pad,
     "constant_pad_nd": constant_pad,
     "masked_fill": masked_fill,
