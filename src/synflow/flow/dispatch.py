@@ -20,7 +20,7 @@ from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
 from .advice import advice
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, as_flow, fixed, flows, mapped, scaled
+from .tensor import Choice, Flow, anything, as_flow, fixed, flows, mapped, scaled
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -129,6 +129,15 @@ def options() -> PassOptions:
 def findings() -> PassFindings:
     """What the pass under way has found so far."""
     return active_mode().flow_pass.found
+
+
+def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
+    """A constant that enters beside the flow: absolute, at the given exponent; where it counts, the pass is loose."""
+    constant = constant.detach().to(dtype)
+    if not options().sources:
+        return torch.zeros_like(constant)
+    findings().loose = findings().loose or anything(constant)
+    return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
 def as_input(data: Tensor) -> Flow:
@@ -284,8 +293,6 @@ class LinearizationMode(SafeMode):
         flow = as_flow(base, value.exponent)
         if base is target:
             return flow
-        from .rules.basic import source  # rules import this module
-
         flow.copy_(source(fixed(flow), flow.dtype, flow.exponent))
         self._has_windows = True
         window: Flow = self._window(target)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import active_mode, findings, options
+from ..dispatch import active_mode, findings, options, source
 from ..tensor import (
     Flow,
     anything,
@@ -98,15 +98,6 @@ def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     if not options().shifts:
         return torch.zeros_like(constant)
     findings().had_shifts = findings().had_shifts or anything(constant)
-    return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
-
-
-def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
-    """A constant that enters beside the flow: absolute, at the given exponent; where it counts, the pass is loose."""
-    constant = constant.detach().to(dtype)
-    if not options().sources:
-        return torch.zeros_like(constant)
-    findings().loose = findings().loose or anything(constant)
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 

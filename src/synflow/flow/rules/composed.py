@@ -109,6 +109,13 @@ def _anywhere(function: Callable[..., Any], x: Any, grid: Any) -> Any:
     return image.reshape(*image.shape, *[1] * (gate.dim() - 2)) * gate
 
 
+def grid_of(function: Callable[..., Any], theta: Any, size: Any, *_: Any, **__: Any) -> Any:
+    """affine_grid: coordinates are at most one, so the sum of the coefficients at every position."""
+    total = theta.sum(-1)
+    shape = [len(total), *[1] * (len(size) - 2), total.size(-1)]
+    return total.reshape(shape).expand(len(total), *size[2:], total.size(-1))
+
+
 def bounded(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
     """sign, cos and the like: a gate, as sigmoid is."""
     return torch.sigmoid(x)
@@ -166,6 +173,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("grouped_mm", "_grouped_mm", "grouped_mm_fallback"), grouped_product),
     **dict.fromkeys(("softmin", "gumbel_softmax"), softmax_of),
     **dict.fromkeys(_BOUNDED, bounded),
+    "affine_grid": grid_of,
     "nms": kept_boxes,
     **dict.fromkeys(("roi_align", "roi_pool"), regions),
     "deform_conv2d": deformable,
