@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import Rule, active_mode, findings, options
+from ..dispatch import Rule, active_mode, findings, options, source
 from ..tensor import Flow, as_flow, either, fixed, flows, leaves, mapped, scaled
-from .basic import BLOCKING, homogeneous, identity, rearranged, shift, source
+from .basic import BLOCKING, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
 relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
