@@ -15,7 +15,7 @@ from synflow.reporting import report
 from synflow.reporting.facts import gather
 from synflow.reporting.overlap import overlaps
 from synflow.reporting.stored_facts import facts_from
-from synflow.reporting.svg import Scale, ticks_of
+from synflow.reporting.svg import Scale, bars, ticks_of
 
 EXAMPLE = torch.ones(1, 3, 8, 8)
 
@@ -261,3 +261,8 @@ def test_the_frame_of_a_notebook_works(opened, full_report, tmp_path):
     assert opened.execute_script(f"return {inside}.querySelectorAll('svg.plot').length") >= 5
     opened.execute_script(f"{inside}.querySelector('button.theme').click()")
     assert opened.get_log("browser") == []
+
+
+def test_the_bar_of_an_empty_layer_does_not_hang_below_the_axis():
+    drawn = bars([0.5, 0.0], 0.001)(lambda x: 10 * x, lambda y: -100 * y)
+    assert re.findall(r'y="(-?[\d.]+)" width="[\d.]+" height="([\d.]+)"', drawn)[1] == ("-0.1", "0.0")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .figures.style import COLOURS, METHODS
+from .figures.style import COLOURS, METHODS, PALETTE
 from .figures.uncertainty import half_width
 from .published import accuracy
 from .results import Row
@@ -29,13 +30,21 @@ def page_of(rows: Sequence[Row]) -> str:
     shown = [{name: row.get(name) for name in FIELDS} for row in rows if isinstance(row.get("top1"), int | float)]
     for run in shown:
         run["sure"] = round(half_width(run["top1"] or 0.0), 2)
-    content = {"runs": shown, "ghosts": _ghosts(rows), "filters": FILTERS, "colours": COLOURS}
+    methods = sorted({str(run["method"]) for run in shown})
+    spare = itertools.cycle(colour for colour in PALETTE if colour not in {COLOURS.get(name) for name in methods})
+    colours = {name: COLOURS.get(name) or next(spare) for name in methods}
+    content = {"runs": shown, "ghosts": _ghosts(rows), "filters": FILTERS, "colours": {**COLOURS, **colours}}
+    legend = "".join(
+        f'<span class="key"><b style="color:{colour}">&#9679;</b> {html.escape(name)}</span>'
+        for name, colour in colours.items()
+    )
     data = json.dumps(content).replace("<", "\\u003c")  # nothing in the data ends the script element
     left = len(rows) - len(shown)
     note = f"{len(shown)} runs" + (f", {left} without an accuracy are left out" if left else "")
     here = files(__package__).joinpath("assets")
     return (
         here.joinpath("results.html").read_text(encoding="utf-8").replace("__NOTE__", html.escape(note))
+        .replace("__LEGEND__", legend)
         .replace("__DATA__", data).replace("__SCRIPT__", here.joinpath("results.js").read_text(encoding="utf-8"))
     )  # fmt: skip
 

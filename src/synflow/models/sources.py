@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Sequence
@@ -142,9 +143,11 @@ def _torchvision(library: Any, name: str, classes: int | None) -> Built:
         raise SynflowError(
             f"torchvision has no model {name!r}{similar(name, models.list_models())}; see `synflow models torchvision`"
         )
-    options = {} if classes is None else {"num_classes": classes}
+    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
         options |= {"init_weights": True}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        options |= {"weights_backbone": None}  # the usual one is downloaded
     model: nn.Module = models.get_model(name, weights=None, **options)
     if name in models.list_models(module=library.models.video):
         return model, torch.ones(1, 3, 16, 224 if "swin" in name or "mvit" in name else 112, 224)

@@ -99,7 +99,7 @@ def bars(values: Sequence[float], base: float, mark: int = 0, tips: Sequence[str
         parts = []
         wide = max(1.0, (across(1.0) - across(0.0)) * width)
         for index, value in enumerate(values):
-            top, bottom = up(value), up(base)
+            top, bottom = up(max(value, base)), up(base)
             tip = f"<title>{escape(tips[index])}</title>" if index < len(tips) else ""
             parts.append(
                 f'<rect class="bar c{mark}" x="{across(index + 1) - wide / 2:.1f}" y="{min(top, bottom):.1f}" '
