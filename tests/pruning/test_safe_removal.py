@@ -1,5 +1,6 @@
 """Removing weights so that a path survives: the union bound, splitting, single removals, and how far it can go."""
 
+import dataclasses
 import itertools
 import math
 
@@ -13,7 +14,7 @@ from blocks import Add
 from checks import Function, arrays, kept, mlp
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
-from synflow.flow.paths import connected, fewest_weights
+from synflow.flow.paths import connected, fewest_weights, shortest_path
 from synflow.network.private_copy import open_network
 from synflow.pruning.engine import EngineSettings
 from synflow.pruning.flow_loop import _bound, _rescuer
@@ -322,9 +323,10 @@ def test_the_bound_is_in_the_units_of_the_flow():
 
 def test_a_rescue_keeps_a_shortest_path():
     model = nn.Sequential(mlp(4, 8, 8), Add(mlp(8, 8, 8), nn.Identity()), mlp(8, 3))
-    run = checked_run(model, torch.zeros(1, 4), density=0.5, steps=2)
-    fewest = fewest_weights(run.network)
+    run = dataclasses.replace(checked_run(model, torch.zeros(1, 4), density=0.5, steps=2), shield=None)
+    path, fewest = shortest_path(run.network, run.start, heavy=True), fewest_weights(run.network)
     for keep in (fewest, fewest + 5):
         around = list(_rescuer(run)(masks=run.start, keep=keep))
         assert [kept(masks) for masks in around] == [keep] * len(around)
+        assert all(bool((path[name] <= around[-1][name]).all()) for name in path)
         assert connected(run.network, around[-1])
