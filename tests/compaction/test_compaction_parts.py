@@ -8,7 +8,9 @@ from torch import nn
 
 from synflow.compaction.cut.surgery import cut, paste
 from synflow.compaction.reason.coupling_moves import factor
+from synflow.compaction.reason.liveness import nonzero_only
 from synflow.compaction.reason.planes import move, settled
+from synflow.compaction.reason.proof import _anywhere, alive_in_training
 from synflow.compaction.reason.units import Units
 from synflow.compaction.record.recorder import recording
 from synflow.compaction.record.tape import Tape, mark_outputs, tensors_in
@@ -180,3 +182,43 @@ def test_pasting_undoes_cutting(data):
     assert torch.equal(cut(back, kept), part)
     assert int((back >= 0).sum()) == part.numel()
     assert torch.equal(back[back >= 0], whole[back >= 0])
+
+
+def test_a_number_that_is_added_makes_zeros_alive():
+    class Adds(nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, x):
+            return x + self.number
+
+    for number in (0, 1):
+        tape = record(Adds(number), torch.zeros(2, 3))
+        planes = nonzero_only(tape, {tape.steps[0].inputs[0]: torch.zeros(1, 3, dtype=torch.bool)})
+        assert bool(planes[tape.steps[0].outputs[0]].any()) == bool(number)
+
+
+def test_a_buffer_that_forward_writes_to_may_become_nonzero():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            y = x * self.seen
+            self.seen.add_(x.mean(0))
+            return y
+
+    tape = record(model := Counts(), torch.ones(2, 3))
+    alive = alive_in_training(tape, dict(model.named_buffers()), {})
+    (number,) = tape.leaves
+    assert number in tape.written
+    assert alive[number].all()
+
+
+def test_a_kernel_is_alive_if_any_of_its_positions_is():
+    kernels = torch.zeros(2, 1, 3, 3, dtype=torch.bool)
+    kernels[1, 0, 2, 1] = True
+    assert _anywhere(kernels, kernel=True).tolist() == [[[[False]]], [[[True]]]]
+    assert torch.equal(_anywhere(kernels, kernel=False), kernels)

@@ -47,3 +47,11 @@ def test_places_are_followed_through_cuts(data: Any, groups: int, more: list[int
         assert torch.equal(positions.at(gone), part.reshape(-1)[gone])
         positions, part = positions.cut(kept), cut(part, kept)
         assert torch.equal(positions.flat().long(), part)
+
+
+def test_lines_of_rows_go_with_their_rows() -> None:
+    """Each group of rows has columns of its own; of each group one row goes afterwards."""
+    whole = torch.arange(12).view(4, 3)
+    kept: list[dict[int, Any]] = [{1: [[0, 1], [1, 2]]}, {0: [1, 3]}]
+    positions = IndexMap.of(whole).cut(kept[0]).cut(kept[1])
+    assert positions.flat().tolist() == cut(cut(whole, kept[0]), kept[1]).tolist() == [[3, 4], [10, 11]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 import synflow
 from synflow.engine import FastEngine, Thresholds, fast, recording
@@ -168,3 +169,35 @@ def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.Mon
     assert sum(int(mask.sum()) for mask in masks.values()) == 24
     assert masks.about["engine"] == "fast"
     assert masks.about["fallbacks"] == "recording: NotImplementedError: no storage"
+
+
+class WritesIntoAPart(nn.Module):
+    """An in-place operation on a part of a tensor that is read as a whole afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[:, :2].mul_(3.0)
+        return self.last(y)
+
+
+def test_a_write_into_a_part_is_repeated() -> None:
+    network, magnitudes, repeat = replay_of(WritesIntoAPart(), torch.ones(1, 3))
+    magnitudes["first.weight"][0, 0] = 0.0
+    found = repeat.run()
+    assert found is not None
+    assert found[0].log2 == pytest.approx(measured(network, magnitudes)[0].log2, abs=1e-12)
+
+
+def test_a_view_that_was_not_seen_to_be_made_cannot_be_repeated() -> None:
+    weight = torch.ones(3, dtype=torch.float64)
+    recorder = recording._Recorder({"weight": weight})
+    with recorder:
+        flow = weight * 2
+        with _disable_current_modes():
+            part = flow[1:]
+        part.sum()
+    assert "by a view that no recorded operation made" in recorder.problem
