@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from synflow import SCORES
+from synflow.errors import need
 
 from ..configs import Config, configured
 from ..sweeps import unique
@@ -23,6 +24,8 @@ from .style import PALETTE, canvas, save
 from .uncertainty import interval
 
 __all__ = ["configs", "draw", "label"]
+
+COSTS = {"kept": "stored weights", "flops": "MFLOP of a forward pass"}
 
 ENTRANTS: dict[str, dict[str, Any]] = {
     "balanced": {"method": "balanced"},
@@ -112,14 +115,12 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
     looks = dict(zip(ENTRANTS, zip(itertools.cycle(PALETTE), "oDs^vP*XhH", strict=False), strict=False))
     with canvas(2, len(models), width=3.2, height=3.0) as (figure, axes):
         for column, model in enumerate(models):
-            for panel, key, said in zip(
-                axes[:, column], ("kept", "flops"), ("stored weights", "operations"), strict=True
-            ):
-                for name in ENTRANTS:
-                    _curve(
-                        panel, [g for k, g in groups.items() if k[0] == model and k[2] == name], key, name, looks[name]
-                    )
-                panel.set(xscale="log", xlabel=said)
+            for panel, key, said in zip(axes[:, column], COSTS, COSTS.values(), strict=True):
+                for place, name in enumerate(ENTRANTS):
+                    found = [group for k, group in groups.items() if k[0] == model and k[2] == name]
+                    _curve(panel, found, key, name, looks[name], aside=1.035 ** (place - 4) if key == "kept" else 1.0)
+                panel.set(xlabel=said)
+                _axis(panel)
             axes[0][column].set_title(NAMES.get(model, model))
         for row in axes:
             row[0].set_ylabel("top-1 accuracy (%)")
@@ -133,11 +134,26 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         "layers included",
         "dead layers: those without any weight, and those without a weight on a path; means over seeds",
         "points are means over seeds, bars reach from the lowest to the highest",
+        "in the upper row points of equally many weights are set side by side",
     )
     return Drawing(tuple(paths), table, notes)
 
 
-def _curve(panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str, look: tuple[str, str]) -> None:
+def _axis(panel: Any) -> None:
+    """A logarithmic axis over at least a factor of six, with plain numbers that do not run into each other."""
+    ticker = need("matplotlib.ticker", extra="experiments")
+    panel.set_xscale("log")
+    low, high = panel.get_xlim()
+    spare = max(1.0, (6 / (high / low)) ** 0.5)
+    panel.set_xlim(low / spare, high * spare)
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _curve(
+    panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str, look: tuple[str, str], aside: float
+) -> None:
     """An entrant's compressions on one network, each a mean with a bar over its seeds."""
     if not found:
         return
@@ -146,7 +162,7 @@ def _curve(panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str
     means = [fmean(top) for top in tops]
     spread = [[mean - min(top) for mean, top in zip(means, tops, strict=True)]]
     spread.append([max(top) - mean for mean, top in zip(means, tops, strict=True)])
-    x = [_mean(group, key) for group in found]
+    x = [_mean(group, key) * aside / (1e6 if key == "flops" else 1) for group in found]
     panel.errorbar(x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2)
 
 
