@@ -20,7 +20,7 @@ from ..pruning.loop import prune
 from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
-from ..pruning.skeleton import find_skeleton
+from ..pruning.skeleton import Skeleton
 from ..support.torch_modes import with_gradients
 
 __all__ = ["Limits", "critical_compression", "limits", "max_compression", "max_compression_of"]
@@ -63,7 +63,8 @@ def limits(model: nn.Module, example: Any, *, select: Select = None, protect: st
     path = fewest_kept(network)
     if path is None:
         raise SynflowError("no path leads from an input to an output; check the model and the example")
-    skeleton = find_skeleton(network, full_masks(None, network.weights), tight=True)
+    skeleton = Skeleton(network, full_masks(None, network.weights))
+    skeleton.thin_out()
     return Limits(network.size, len(skeleton.layers), path, skeleton.size)
 
 

@@ -20,8 +20,9 @@ from ..flow.paths import fewest_weights, repeats, shortest_path
 from ..masks.results import Step
 from ..network.private_copy import Network
 from ..support.chunked import count, total_score
+from .allocation import allocate
 from .engine import Engine, Removal, StepScores
-from .live_layers import LayerGuard
+from .live_layers import LayerGuard, tell_given_up
 from .safe_removal import BOLD, ROUNDING, Removed, StuckError, remove_safely
 from .schedules import certified
 from .scopes import global_scope
@@ -36,8 +37,7 @@ Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
     engine = run.new_engine()
-    promised = engine.live_layers() if run.guard and run.traits.balanced else frozenset()
-    layers = LayerGuard(engine, run.network.size) if promised and run.is_global else None
+    layers = LayerGuard(run, engine) if run.guard and run.traits.balanced else None
     try:
         yield from (_certified if run.schedule is certified else _fixed)(run, engine, layers, hold)
     except StuckError as stuck:
@@ -45,16 +45,16 @@ def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
             f"pruning stopped at {stuck.kept} of {run.network.size} weights, not {run.keep} as asked for: each that "
             "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
         ) from stuck
-    _tell(run.about, engine, promised)
+    if layers is not None:
+        tell_given_up(run.about, layers.needed, engine.live_layers())
+    _tell(run.about, engine)
 
 
-def _tell(about: dict[str, Any], engine: Engine, promised: frozenset[str]) -> None:
-    """Say which engine ran, what it fell back from and why, and which layers died; text, for mask files."""
+def _tell(about: dict[str, Any], engine: Engine) -> None:
+    """Say which engine ran, and what it fell back from and why; text, for mask files."""
     about |= {"engine": engine.name, "measurements": engine.measurements}
     if engine.fallbacks:
         about["fallbacks"] = "; ".join(f"{part}: {reason}" for part, reason in engine.fallbacks.items())
-    if promised and (dead := promised - engine.live_layers()):
-        about["given_up"] = ", ".join(sorted(dead))
 
 
 def _fixed(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold: bool) -> Iterator[Step]:
@@ -89,14 +89,13 @@ def _certified(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold:
         scores = _measured(run, engine, math.inf)
         log2, held = scores.flow.log2, scores.whole() if hold else {}
         bound, weighed = _bound(engine, scores)
-        number, part = engine.count - run.keep, math.nan
-        going = engine.lightest(weighed, number, run.margin * bound) if run.is_global else None
-        if going is not None and bound > 0 and not scores.flow.loose and (going.number or not number):
+        number, budget = engine.count - run.keep, run.margin * bound
+        going = engine.lightest(weighed, number, budget) if run.is_global and layers is None else None
+        if layers is not None:
+            part = layers.remove(weighed, run.keep, budget)[0] / bound if bound > 0 else math.nan
+        elif going is not None and bound > 0 and not scores.flow.loose and (going.number or not number):
             part = going.total / bound
-            if layers is not None:
-                part = layers.remove(going, weighed, number)[0] / bound
-            else:
-                engine.remove(going)
+            engine.remove(going)
         else:
             part = _careful(run, engine, scores, run.keep, always=True).pruned_fraction
         masks = engine.masks() if hold or engine.count <= run.keep else {}
@@ -119,13 +118,13 @@ def _part(
 ) -> tuple[float, bool]:
     """Remove what a step asks for, or part of it: the share of the flow that went, and whether that was all."""
     flow, number = scores.flow, engine.count - keep
+    if layers is not None:
+        lost, complete = layers.remove(scores, keep)
+        return lost / flow.value, complete
     if not run.is_global or not flow.value > 0:
         removed = _careful(run, engine, scores, keep, always=False, rescue=rescue)
         return removed.pruned_fraction, removed.complete
     going = engine.lightest(scores, number)
-    if layers is not None:
-        lost, complete = layers.remove(going, scores, number)
-        return lost / flow.value, complete
     if not run.guard or _is_proved(run.network, flow, going):
         engine.remove(going)
         return going.total / flow.value, True
@@ -199,7 +198,7 @@ def _careful(
     """A step on whole masks and scores: any scope, a shield, or a removal that has to be looked at twice."""
     masks = engine.masks()
     flow = dataclasses.replace(scores.flow, scores=scores.whole())
-    again = partial(allocate, run, candidates=masks, keep=keep)
+    again = partial(_allocate, run, candidates=masks, keep=keep)
     wanted = again(flow.scores)
     if not run.guard and not always:
         going = {name: masks[name] & ~wanted[name] for name in masks}
@@ -231,40 +230,20 @@ def _rescuer(run: PruningRun) -> Rescue:
 
     def others(masks: Mapping[str, Tensor], keep: int) -> Iterator[dict[str, Tensor]]:
         shared = measure(run.network, masks, power=run.traits.flow_power or 1, options=SHARED).scores
-        yield allocate(run, shared, masks, keep)
+        yield _allocate(run, shared, masks, keep)
         if (fewest_weights(run.network, masks) or 0) > 4 * len(masks):
             return
         if not path or any(bool((path[name] & ~masks[name]).any()) for name in path):
             path.update(shortest_path(run.network, masks, heavy=True))
         if count(path) <= keep:
             shielded = {name: score.masked_fill(path[name], math.inf) for name, score in shared.items()}
-            yield allocate(run, shielded, masks, keep)
+            yield _allocate(run, shielded, masks, keep)
 
     return others
 
 
-def allocate(
+def _allocate(
     run: PruningRun, scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int
 ) -> dict[str, Tensor]:
-    """Masks by the run's scope, checked; candidates with the highest scores stay."""
-    _check_scores(scores, run.network)
-    shielded: Any = scores
-    if run.shield is not None:
-        shielded = {name: score.masked_fill(run.shield[name], math.inf) for name, score in scores.items()}
-    masks = run.scope(shielded, candidates, keep)
-    if count(masks) != keep:
-        raise SynflowError(f"the scope kept {count(masks)} weights where {keep} were asked for")
-    return masks
-
-
-def _check_scores(scores: Mapping[str, Tensor], network: Network) -> None:
-    if scores.keys() != network.weights.keys():
-        raise SynflowError(
-            f"the score must return one tensor per prunable weight ({', '.join(list(network.weights)[:3])}, ...), "
-            f"got {', '.join(list(scores)[:3])}"
-        )
-    for name, value in scores.items():
-        if value.shape != network.weights[name].shape:
-            raise SynflowError(
-                f"{name}: scores have shape {tuple(value.shape)}, expected {tuple(network.weights[name].shape)}"
-            )
+    """Masks by the run's scope; its path stays in any case."""
+    return allocate(run.network, run.scope, scores, candidates, keep, run.shield)

@@ -1,94 +1,122 @@
 """The guard of balanced scores: after each removal every layer has a weight on a live path.
 
 Balanced scores of a layer sum to the flow R, so a removal whose scores sum to less than R takes no layer whole (the
-paper's Theorem 3, on any graph). What it does not give is that the weights left in a branch are still fed: removing
+paper's Theorem 3, on any graph). The theorem does not say that the weights left in a branch are still fed: removing
 weights of the trunk can cut off the units that the branch reads. So each removal is checked, and halved where a layer
-would die. Where the count asked for leaves no other way, layers are given up one by one, lightest first.
+would die. Where halving does not help, a skeleton of the weights that are left is protected from then on. Where the
+count asked for is smaller than the skeleton, layers are given up one by one, lightest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import warnings
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..masks.checks import some
+from ..support.chunked import count, lightest
+from ..support.ranking import keep_best
+from .allocation import allocate
 from .engine import Engine, Removal, StepScores
+from .safe_removal import StuckError
+from .settings import PruningRun
+from .skeleton import find_skeleton
 
-# Where the lightest weight may not go, this many of the next ones are tried before a layer is given up.
-CANDIDATES = 512
+# So many removals of one step may fail before a skeleton is protected: each costs a measurement.
+PATIENCE = 8
 
 
 class LayerGuard:
-    """Removes weights of one run so that no layer dies; `given_up` names the layers for which that was impossible."""
+    """Removes the weights of one run so that every layer that was alive at first stays alive."""
 
-    def __init__(self, engine: Engine, size: int) -> None:
-        self._engine, self._size = engine, size
-        self.given_up: list[str] = []
-        self.needed = self._engine.live_layers()
-        self._limit = size
-        self._weighed = 0.0
+    def __init__(self, run: PruningRun, engine: Engine) -> None:
+        self._run, self._engine = run, engine
+        self.needed = engine.live_layers()
+        self.skeleton = run.skeleton
+        self._limit = run.network.size
+        self._failures = 0
 
-    def remove(self, going: Removal, scores: StepScores, number: int) -> tuple[float, bool]:
-        """Remove the lightest weights, or as many as leave every layer alive; what they weigh, and whether all went."""
-        if number == 0:
+    def remove(self, scores: StepScores, keep: int, budget: float = math.inf) -> tuple[float, bool]:
+        """Go on towards a count; what the removed weights weigh, and whether the count is reached.
+
+        With a budget, weights go whose scores sum to less than it, but at least one.
+        """
+        if self._engine.count == keep:
             return 0.0, True
-        for exact in (False, True):
-            if gone := self.shrink(going, scores, exact):
-                return self._weighed, gone == number
-        if lost := self.remove_single(scores):
-            return lost.total, number == 1
-        self._give_up(scores)
-        return self.remove(self._engine.lightest(scores, number), scores, number)
+        if self.skeleton is None:
+            lost = self._checked(self._wanted(scores, keep, budget), scores)
+            if lost is not None:
+                complete = self._engine.count == keep
+                self._failures = 0 if complete else self._failures
+                return lost, complete
+            self.skeleton = find_skeleton(self._run.network, self._engine.masks(), self._run.keep)
+        return self._around_skeleton(scores, keep, budget)
 
-    def shrink(self, going: Removal, scores: StepScores, exact: bool = False) -> int:
-        """Remove as many of the lightest weights as leave every layer alive, by halving; how many went."""
+    def _wanted(self, scores: StepScores, keep: int, budget: float) -> Removal:
+        """What the scope would remove."""
+        run, engine = self._run, self._engine
+        if run.is_global:
+            going: Removal = engine.lightest(scores, engine.count - keep, budget)
+            return going if going.number else engine.lightest(scores, 1)
+        masks, whole = engine.masks(), scores.whole()
+        kept = allocate(run.network, run.scope, whole, masks, keep)
+        return engine.removal(_affordable(whole, masks, kept, budget), scores)
+
+    def _checked(self, going: Removal, scores: StepScores) -> float | None:
+        """Remove weights if every layer stays alive, else fewer of the lightest; what they weigh, None for nothing."""
         wanted = going.number
-        if going.number > self._limit:
+        if wanted > self._limit and self._run.is_global:
             going = self._engine.lightest(scores, self._limit)
-        while going.number > 0:
-            if self._removed(going, exact):
-                self._limit = self._size if going.number == wanted else max(2 * going.number, 1)
-                self._weighed = going.total
-                return going.number
+        while self._failures < PATIENCE:
+            undo = self._engine.remove(going)
+            if self.needed <= self._engine.live_layers():
+                self._limit = self._run.network.size if going.number == wanted else 2 * going.number
+                return going.total
+            undo()
+            self._failures += 1
+            if going.number == 1 or not self._run.is_global:
+                break
             going = self._engine.lightest(scores, going.number // 2)
-        return 0
+        return None
 
-    def remove_single(self, scores: StepScores) -> Removal | None:
-        """Remove the lightest weight without which every layer lives, if there is one among the first few."""
-        return next((one for one in self._single(scores) if self._removed(one, exact=True)), None)
-
-    def _removed(self, going: Removal, exact: bool) -> bool:
-        """Remove weights if every layer stays alive."""
-        undo = self._engine.remove(going)
-        if self.needed <= self._engine.live_layers(exact):
-            return True
-        undo()
-        return False
-
-    def _single(self, scores: StepScores) -> Iterator[Removal]:
-        """Removals of one weight each, lightest first."""
-        masks, whole = self._engine.masks(), scores.whole()
-        for name, position in _ascending(whole, masks, CANDIDATES):
-            kept = {**masks, name: masks[name].clone()}
-            kept[name].view(-1)[position] = False
-            yield self._engine.removal(kept, scores)
-
-    def _give_up(self, scores: StepScores) -> None:
-        """Give up the layer with the least flow; the others that cannot live without it die with it, and are named."""
-        flows = scores.layer_flows
-        lightest = min(self.needed, key=lambda name: (flows.get(name, 0.0), name))
-        self.given_up.append(lightest)
-        self.needed = self.needed - {lightest}
+    def _around_skeleton(self, scores: StepScores, keep: int, budget: float) -> tuple[float, bool]:
+        """Remove the lightest weights outside of the skeleton, which proves that its layers stay alive."""
+        assert self.skeleton is not None
+        run, masks, whole = self._run, self._engine.masks(), scores.whole()
+        aim = keep
+        if budget < math.inf:
+            aim = max(keep, min(self.skeleton.size, self._engine.count - 1))
+        if not self.skeleton.shrink_to(aim):
+            raise StuckError(self.skeleton.size)
+        kept = allocate(run.network, run.scope, whole, masks, aim, self.skeleton.masks())
+        going = self._engine.removal(_affordable(whole, masks, kept, budget), scores)
+        self._engine.remove(going)
+        return going.total, self._engine.count == keep
 
 
-def _ascending(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], most: int) -> list[tuple[str, int]]:
-    """Kept weights by ascending score, as (name, flat position)."""
-    entries: list[tuple[float, str, int]] = []
-    for name, mask in masks.items():
-        positions = torch.nonzero(mask.reshape(-1)).view(-1)
-        values = scores[name].reshape(-1)[positions]
-        order = torch.argsort(values)[:most]
-        entries += [(float(values[i]), name, int(positions[i])) for i in order]
-    entries.sort(key=lambda entry: entry[0])
-    return [(name, position) for _, name, position in entries[:most]]
+def _affordable(
+    scores: dict[str, Tensor], masks: dict[str, Tensor], kept: dict[str, Tensor], budget: float
+) -> dict[str, Tensor]:
+    """The masks after a part of a removal: its lightest weights, within the budget, but at least one."""
+    if budget == math.inf:
+        return kept
+    going = {name: mask & ~kept[name] for name, mask in masks.items()}
+    number = max(lightest(scores, going, budget), 1)
+    staying = keep_best(scores, going, max(count(going) - number, 0))
+    return {name: mask | staying[name] for name, mask in kept.items()}
+
+
+def tell_given_up(about: dict[str, Any], promised: frozenset[str], live: frozenset[str]) -> None:
+    """Say in `about` how many layers the guard promised to keep, and name those that died; warn if there are any."""
+    about["layers"] = len(promised)
+    dead = sorted(promised - live)
+    if not dead:
+        return
+    about["given_up"] = ", ".join(dead)
+    warnings.warn(
+        f"{about['kept']} weights are too few to keep all {len(promised)} layers alive (synflow.limits tells how many "
+        f"are needed): {len(dead)} were given up, lightest first: {some(dead)}",
+        stacklevel=2,
+    )

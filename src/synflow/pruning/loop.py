@@ -16,7 +16,9 @@ from ..network.private_copy import Batch, Loss
 from ..network.selection import Select
 from ..support.chunked import count, count_true
 from ..support.torch_modes import without_autocast
-from .flow_loop import allocate, flow_steps
+from .allocation import allocate
+from .flow_loop import flow_steps
+from .live_layers import tell_given_up
 from .schedules import certified
 from .scores import SCORES, Score
 from .settings import PruningRun, checked_run, open_for, with_settings
@@ -107,12 +109,22 @@ def _steps(run: PruningRun, hold: bool) -> Iterator[Step]:
         yield from flow_steps(run, hold)
         return
     assert run.steps is not None
-    masks, size = run.start, run.network.size
+    masks, size, shield = run.start, run.network.size, None
     for index in range(1, run.steps + 1):
         keep = min(count(masks), run.kept_after(index))
-        before, scores = masks, without_autocast(run.score)(run.network, masks)
-        masks = allocate(run, scores, run.start if run.traits.revives else masks, keep)
-        if run.shield is not None and index == run.steps:
-            free = run.scope(scores, run.start if run.traits.revives else before, keep)
-            run.about["kept_by_guard"] = sum(count_true(masks[name] & ~free[name]) for name in masks)
+        candidates, scores = run.start if run.traits.revives else masks, without_autocast(run.score)(run.network, masks)
+        if run.skeleton is not None:
+            run.skeleton.shrink_to(keep)
+            shield = run.skeleton.masks()
+        masks = allocate(run.network, run.scope, scores, candidates, keep, shield)
+        if run.skeleton is not None and index == run.steps:
+            free = allocate(run.network, run.scope, scores, candidates, keep)
+            _tell(run, sum(count_true(masks[name] & ~free[name]) for name in masks))
         yield Step(index, keep / size, keep, None, None, 1, masks, scores)
+
+
+def _tell(run: PruningRun, changed: int) -> None:
+    """Say what the guard of a score without a flow cost: how many weights stay because of it."""
+    assert run.skeleton is not None
+    run.about |= {"skeleton": run.skeleton.size, "kept_by_guard": changed}
+    tell_given_up(run.about, run.skeleton.layers, run.skeleton.needed)

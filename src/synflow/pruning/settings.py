@@ -25,7 +25,7 @@ from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scopes import SCOPES, Scope, global_scope
 from .scores import SCORES, Score, Traits, traits_of
-from .skeleton import find_skeleton
+from .skeleton import Skeleton, find_skeleton
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,11 +33,16 @@ R = TypeVar("R")
 
 # A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
 FEW = 64
+# A skeleton has a few weights per layer: down to this many per layer a balanced run is led by none until it needs one.
+TIGHT = 8
 
 
 @dataclass(frozen=True)
 class PruningRun:
-    """A run with all its settings, checked. `shield` is a path that stays in any case."""
+    """A run with all its settings, checked.
+
+    `shield` is a path that stays in any case; `skeleton` are weights that do, so that every layer stays alive.
+    """
 
     network: Network
     score: Score
@@ -53,6 +58,7 @@ class PruningRun:
     progress: bool
     about: dict[str, Any]
     shield: dict[str, Tensor] | None = None
+    skeleton: Skeleton | None = None
 
     @property
     def traits(self) -> Traits:
@@ -151,17 +157,12 @@ def checked_run(
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guarded, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    shield = None
-    if guarded and is_flow:
-        shield = _shield(network, start, keep, traits)
-    elif guarded:
-        skeleton = find_skeleton(network, start, keep)
-        shield = skeleton.masks
-        about |= {"skeleton": skeleton.size, "layers": len(skeleton.layers)}
-        about |= {"given_up": ", ".join(skeleton.given_up)} if skeleton.given_up else {}
+    by_path = guarded and is_flow and not traits.balanced
+    by_layers = guarded and (not is_flow or (traits.balanced and keep <= TIGHT * len(network.weights)))
     return PruningRun(
-        network, function, fall, where, steps, start, target, keep, margin, guarded, engine, progress, about, shield
-    )
+        network, function, fall, where, steps, start, target, keep, margin, guarded, engine, progress, about,
+        _shield(network, start, keep) if by_path else None, find_skeleton(network, start, keep) if by_layers else None,
+    )  # fmt: skip
 
 
 def with_settings(door: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
@@ -268,11 +269,9 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
         )
 
 
-def _shield(network: Network, start: Mapping[str, Tensor], keep: int, traits: Traits) -> dict[str, Tensor] | None:
+def _shield(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[str, Tensor] | None:
     """A path that stays in any case, where paths differ in length: flow alone may lead onto a longer one."""
-    if keep > FEW * len(network.weights) or (traits.balanced and keep >= len(network.weights)):
-        return None
-    if single_length(network):
+    if keep > FEW * len(network.weights) or single_length(network):
         return None
     path = shortest_path(network, start, heavy=True)
     return path if count(path) <= keep else shortest_path(network, start)

@@ -1,63 +1,178 @@
 """A skeleton: few weights that keep every layer alive. Protected, it guards any score, and bounds the fewest weights.
 
-Found by pruning with balanced scores, as long as every layer keeps a weight on a live path.
+A layer is alive if one of its weights lies on a path from an input to an output. More weights never kill a layer, so
+masks that contain a skeleton keep all its layers alive, whatever else they keep.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..flow.paths import cuts
+from ..errors import SynflowError
+from ..flow.paths import connected, cuts, fewest_weights, shortest_path
 from ..network.private_copy import Network
 from ..support.chunked import count
+from ..support.ranking import keep_best
+from .allocation import with_shield
 from .engine import Engine, EngineSettings, engine_named
-from .live_layers import LayerGuard
 
-# Steps in which the skeleton is approached: enough to follow the flow, few beside the run that it guards.
-STEPS = 30
-# A skeleton of at most this many weights per layer is thinned out one weight at a time where a tight bound is wanted.
-FEW = 8
+# A skeleton that is only to be protected is small enough once less than this share of it can go at a time.
+ROUGH = 1 / 8
+# Measurements that follow a large removal: enough for the engine to find that cutting the network down pays.
+AHEAD = 30
+# Gates in series meet the weights before them 2, 4, 8, ... times: paths with more weights per layer are not followed.
+LONGEST = 4
+# So many of the lightest layers are compared for how many other layers would die with them.
+CANDIDATES = 16
 
 
-@dataclass(frozen=True)
 class Skeleton:
-    """Masks of few weights under which the named layers live; `given_up` are those for which there was no room."""
+    """Weights under which the layers in `needed` live; `given_up` names the layers for which there was no room."""
 
-    masks: dict[str, Tensor]
-    layers: frozenset[str]
-    given_up: tuple[str, ...] = ()
+    def __init__(self, network: Network, masks: Mapping[str, Tensor]) -> None:
+        self._network = network
+        self._engine = self._new_engine(masks)
+        self.layers = self.needed = self._engine.live_layers()
+        self.given_up: list[str] = []
+        self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
+        if not self._lives():
+            raise SynflowError("no path leads from an input to an output, so there is no layer to keep alive")
 
     @property
     def size(self) -> int:
         """How many weights it has."""
-        return count(self.masks)
+        return self._engine.count
+
+    def masks(self) -> dict[str, Tensor]:
+        """The masks of its weights."""
+        return self._engine.masks()
+
+    def thin_out(self, target: int = 0, rough: bool = False) -> None:
+        """Remove the lightest weights while every needed layer lives, down to the target.
+
+        A weight that cannot go alone cannot go later either, when even less is left: it is blocked. If all weights are
+        blocked, each is needed. With `rough`, go on beyond the target as long as much can go at a time.
+        """
+        blocked, held = self._path, count(self._path)
+        number = self.size
+        while True:
+            free = self.size - held
+            room = min(free, self.size - (0 if rough else target))
+            if room < 1:
+                return
+            number = max(min(number, room, free // 2), 1)
+            kept = self._without_lightest(number, blocked) if number == 1 or held else None
+            if self._removed(number, kept):
+                number *= 2
+            elif rough and self.size <= target and number < ROUGH * free:
+                return
+            elif number > 1:
+                number //= 2
+            else:
+                assert kept is not None
+                blocked = {name: blocked[name] | (mask & ~kept[name]) for name, mask in self.masks().items()}
+                held += 1
+
+    def shrink_to(self, most: int) -> bool:
+        """Leave at most this many weights. Where that is impossible, layers are given up one by one, lightest first.
+
+        False where every weight that is left lies on every path that is left.
+        """
+        self.thin_out(most)
+        while self.size > most:
+            if not self._give_up():
+                return False
+            self.thin_out(most)
+        return True
+
+    def hold_a_shortest_path(self, masks: Mapping[str, Tensor]) -> None:
+        """Keep a path that has the fewest weights in any case, so that giving up layers can lead down to it.
+
+        It is looked for among the skeleton's own weights first, then among all that the masks keep.
+        """
+        fewest = fewest_weights(self._network, masks)
+        if fewest is None or fewest > LONGEST * len(self._network.weights):
+            return
+        own = self.masks()
+        path, other = shortest_path(self._network, own), shortest_path(self._network, masks)
+        if count(path) > count(other):
+            path = other
+            self._engine = self._new_engine({name: mask | path[name] for name, mask in own.items()})
+        self._path = path
+        self.thin_out()
+
+    def _new_engine(self, masks: Mapping[str, Tensor]) -> Engine:
+        settings = EngineSettings(balanced=True, cuts=cuts(self._network))
+        engine: Engine = engine_named("fast")(self._network, masks, settings)
+        return engine
+
+    def _without_lightest(self, number: int, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masks without the lightest weights that are not blocked."""
+        return keep_best(with_shield(self._engine.measure().whole(), blocked), self.masks(), self.size - number)
+
+    def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
+        """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
+        scores = self._engine.measure(ahead=AHEAD if kept is None else 0)
+        going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
+        undo = self._engine.remove(going)
+        if self._lives():
+            return True
+        undo()
+        return False
+
+    def _lives(self) -> bool:
+        """Whether every needed layer is alive, and a path is left in any case."""
+        live = self._engine.live_layers()
+        return self.needed <= live and (bool(live) or connected(self._network, self.masks()))
+
+    def _give_up(self) -> bool:
+        """Give up a light layer, with those that die with it; False where that would leave no path.
+
+        Of the lightest layers the one goes that takes the fewest others with it, so that no more go than must.
+        """
+        flows = self._engine.measure().layer_flows
+        off_path = [name for name in self.needed if not bool(self._path[name].any())]
+        best: tuple[int, list[str], dict[str, Tensor]] | None = None
+        tried = 0
+        for name in sorted(off_path, key=lambda name: (flows.get(name, 0.0), name)):
+            kept = self.masks()
+            kept[name] = torch.zeros_like(kept[name])
+            dying = self._dying(kept)
+            if dying is None:
+                continue
+            if best is None or len(dying) < best[0]:
+                best = len(dying), sorted(dying), kept
+            tried += 1
+            if best[0] == 1 or tried == CANDIDATES:
+                break
+        if best is None:
+            return False
+        _, names, kept = best
+        self._engine.remove(self._engine.removal(kept, self._engine.measure()))
+        self.needed -= set(names)
+        self.given_up += names
+        return True
+
+    def _dying(self, kept: Mapping[str, Tensor]) -> frozenset[str] | None:
+        """The needed layers that die if only the given masks stay; None if no path is left."""
+        undo = self._engine.remove(self._engine.removal(kept, self._engine.measure()))
+        live = self._engine.live_layers()
+        path = bool(live) or connected(self._network, self.masks())
+        undo()
+        return self.needed - live if path else None
 
 
-def find_skeleton(
-    network: Network, masks: Mapping[str, Tensor], most: int | None = None, tight: bool = False
-) -> Skeleton:
-    """A small set of kept weights under which every layer lives.
+def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = math.inf) -> Skeleton:
+    """A small set of the kept weights under which every layer lives that is alive under the masks.
 
-    With `most`, layers are given up until no more weights are left. `tight` goes on until each weight is needed.
+    If it has more than `most` weights, each of them is needed, and it holds a shortest path.
     """
-    settings = EngineSettings(balanced=True, cuts=cuts(network), steps=STEPS)
-    engine: Engine = engine_named("fast")(network, masks, settings)
-    guard = LayerGuard(engine, network.size)
-    layers, begin = guard.needed, engine.count
-    least = max(len(layers), 1)
-    for step in range(1, STEPS + 1):
-        number = engine.count - round(begin * (least / begin) ** (step / STEPS))
-        scores = engine.measure(ahead=STEPS - step + 1)
-        # Where a quarter of a step would kill a layer, the skeleton is small enough to be protected.
-        if number > 0 and 4 * guard.shrink(engine.lightest(scores, number), scores) < number:
-            break
-    if tight:
-        while engine.count > least and engine.count <= FEW * least and guard.remove_single(engine.measure()):
-            pass
-    while most is not None and engine.count > most:
-        scores, number = engine.measure(), engine.count - most
-        guard.remove(engine.lightest(scores, number), scores, number)
-    return Skeleton(engine.masks(), layers - set(guard.given_up), tuple(guard.given_up))
+    skeleton = Skeleton(network, masks)
+    skeleton.thin_out(int(min(most, skeleton.size)), rough=True)
+    if skeleton.size > most:
+        skeleton.hold_a_shortest_path(masks)
+    return skeleton
