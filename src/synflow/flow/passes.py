@@ -38,6 +38,8 @@ class PassOptions:
 DEFAULT = PassOptions()
 # Only terms that start at an input or another source count, not those that start at a bias.
 WITHOUT_SHIFTS = PassOptions(shifts=False)
+# The two sides of a gate share the gradient, so that no layer counts twice because of it.
+SHARED = PassOptions(shared=True)
 
 
 @dataclass

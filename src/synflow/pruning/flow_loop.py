@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import SynflowError
 from ..flow.measure import Measurement, measure
-from ..flow.passes import WITHOUT_SHIFTS, PassOptions
+from ..flow.passes import SHARED, WITHOUT_SHIFTS
 from ..flow.paths import fewest_weights, repeats, shortest_path
 from ..masks.results import Step
 from ..network.private_copy import Network
@@ -27,9 +27,6 @@ from .safe_removal import BOLD, ROUNDING, Removed, StuckError, remove_safely
 from .schedules import certified
 from .scopes import global_scope
 from .settings import PruningRun
-
-# The two sides of a gate share the gradient, so that no layer counts twice because of it.
-SHARED = PassOptions(shared=True)
 
 Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..flow.passes import SHARED
+from ..flow.paths import repeats
 from ..masks.checks import some
 from ..support.chunked import count, lightest
 from ..support.ranking import keep_best
@@ -37,6 +39,7 @@ class LayerGuard:
         self.skeleton = run.skeleton
         self._limit = run.network.size
         self._failures = 0
+        self._repeats = repeats(run.network)
 
     def remove(self, scores: StepScores, keep: int, budget: float = math.inf) -> tuple[float, bool]:
         """Go on towards a count; what the removed weights weigh, and whether the count is reached.
@@ -70,16 +73,27 @@ class LayerGuard:
         if wanted > self._limit and self._run.is_global:
             going = self._engine.lightest(scores, self._limit)
         while self._failures < PATIENCE:
-            undo = self._engine.remove(going)
-            if self.needed <= self._engine.live_layers():
+            if self._removed(going):
                 self._limit = self._run.network.size if going.number == wanted else 2 * going.number
                 return going.total
-            undo()
             self._failures += 1
             if going.number == 1 or not self._run.is_global:
                 break
+            if going.number == wanted and self._repeats:
+                other = self._engine.lightest(self._engine.measure(SHARED), wanted)
+                lost = self._engine.weigh(other, scores)
+                if self._removed(other):
+                    return lost
             going = self._engine.lightest(scores, going.number // 2)
         return None
+
+    def _removed(self, going: Removal) -> bool:
+        """Remove weights if every layer stays alive."""
+        undo = self._engine.remove(going)
+        if self.needed <= self._engine.live_layers():
+            return True
+        undo()
+        return False
 
     def _around_skeleton(self, scores: StepScores, keep: int, budget: float) -> tuple[float, bool]:
         """Remove the lightest weights outside of the skeleton, which proves that its layers stay alive."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SynflowError
+from ..flow.passes import PassOptions
 from ..flow.paths import connected, cuts, fewest_weights, shortest_path
 from ..network.private_copy import Network
 from ..support.chunked import count
@@ -20,6 +21,8 @@ from ..support.ranking import keep_best
 from .allocation import with_shield
 from .engine import Engine, EngineSettings, engine_named
 
+# Weights are ranked by the flow from inputs alone, as paths are, and no layer counts twice because of a gate.
+FROM_INPUTS = PassOptions(shifts=False, shared=True)
 # A skeleton that is only to be protected is small enough once less than this share of it can go at a time.
 ROUGH = 1 / 8
 # Measurements that follow a large removal: enough for the engine to find that cutting the network down pays.
@@ -112,11 +115,12 @@ class Skeleton:
 
     def _without_lightest(self, number: int, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The masks without the lightest weights that are not blocked."""
-        return keep_best(with_shield(self._engine.measure().whole(), blocked), self.masks(), self.size - number)
+        scores = self._engine.measure(FROM_INPUTS)
+        return keep_best(with_shield(scores.whole(), blocked), self.masks(), self.size - number)
 
     def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
         """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
-        scores = self._engine.measure(ahead=AHEAD if kept is None else 0)
+        scores = self._engine.measure(FROM_INPUTS, ahead=AHEAD if kept is None else 0)
         going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
         undo = self._engine.remove(going)
         if self._lives():
