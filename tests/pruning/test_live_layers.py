@@ -1,5 +1,7 @@
 """Balanced scores: every layer sums to the flow, chains give the paper's masks, and no layer dies under the guard."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,15 +11,13 @@ from torch import nn
 import synflow
 from blocks import Add
 from checks import kept, mlp
-from strategies import chains, networks
+from strategies import KINDS, chains, networks
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
-from synflow.flow.paths import cuts, reach
+from synflow.flow.paths import cuts, fewest_kept, reach
 from synflow.network.private_copy import open_network
-from synflow.pruning.engine import EngineSettings
-from synflow.pruning.live_layers import LayerGuard, _ascending
-from synflow.pruning.plain_engine import PlainEngine
 from synflow.pruning.skeleton import find_skeleton
+from zoo import ZOO
 
 
 def alive(network, masks):
@@ -64,22 +64,122 @@ def test_on_chains_masks_are_those_of_the_paper_to_the_last_bit(network, steps, 
     assert all(torch.equal(paper[name], balanced[name]) for name in paper)
 
 
-@settings(max_examples=8)
-@given(
-    networks(kinds=("residual", "concat", "grouped"), zeros=False),
-    st.floats(1.5, 50),
-    st.integers(1, 8),
-    st.sampled_from(["exponential", "certified"]),
-)
-def test_no_layer_dies_while_the_count_allows_it(network, compression, steps, schedule):
-    opened = open_network(network.model, network.example)
-    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in opened.weights.items()}
-    first, skeleton = alive(opened, whole), find_skeleton(opened, whole, tight=True)
-    keep = max(round(opened.size / compression), skeleton.size, len(opened.weights))
-    how = dict(density=keep / opened.size, score="balanced", schedule=schedule)
-    masks = synflow.prune(network.model, network.example, steps=None if schedule == "certified" else steps, **how)
+def prune_and_check(model, example, keep, **how):
+    """Prune step by step: exact counts, nested masks, and every layer alive as long as the skeleton has room."""
+    network = open_network(model, example)
+    before = whole(network)
+    first, least = alive(network, before), find_skeleton(network, before, keep)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in synflow.iterate(model, example, density=keep / network.size, score="balanced", **how):
+            assert all(not bool((mask & ~before[name]).any()) for name, mask in step.masks.items())
+            assert step.kept == kept(step.masks)
+            before, live = step.masks, alive(network, step.masks)
+            assert live or not first, "the network is disconnected"
+            assert live == first or step.kept < least.size, f"{first - live} died at {step.kept} of {least.size}"
+        masks = synflow.prune(model, example, density=keep / network.size, score="balanced", **how)
     assert kept(masks) == keep
-    assert set(masks.about.get("given_up", "").split(", ")) - {""} == first - alive(opened, masks)
+    dead = first - alive(network, masks)
+    assert masks.about["layers"] == len(first)
+    assert set(masks.about.get("given_up", "").split(", ")) - {""} == dead
+    assert bool(dead) == any("were given up" in str(one.message) for one in caught)
+    return masks
+
+
+def whole(network):
+    return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
+
+
+class ClassToken(nn.Module):
+    """A transformer with a class token, positions, fused QKV and a zero-initialised head."""
+
+    def __init__(self, width, depth, scale):
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, width, bias=False), nn.Linear(width, 4)
+        self.token, self.places = (nn.Parameter(torch.full((1, n, width), scale)) for n in (1, 4))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 1, 6, batch_first=True) for _ in range(depth))
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.stem(x)], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+ALL_KINDS = tuple(sorted({*KINDS, "tied", "recurrent", "transposed"}))
+
+
+@settings(max_examples=max(10, settings.default.max_examples // 2))
+@given(networks(kinds=ALL_KINDS, zeros=False), st.data(), st.sampled_from([1, 4, 12, None]))
+def test_no_layer_dies_while_the_count_allows_it_and_the_others_are_named(network, data, steps):
+    opened = open_network(network.model, network.example)
+    keep = data.draw(st.integers(max(fewest_kept(opened), 1), opened.size))
+    schedule = "certified" if steps is None else data.draw(st.sampled_from(["exponential", "linear"]))
+    prune_and_check(network.model, network.example, keep, steps=steps, schedule=schedule)
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0])
+@pytest.mark.parametrize("steps", [1, 10, None])
+def test_class_tokens_fused_projections_and_zero_heads_stay_alive(scale, steps):
+    model, example = ClassToken(4, 1, scale), torch.ones(1, 3, 3)
+    # A path from the input to the class token needs six weights: stem, queries, keys, values, projection and head.
+    for keep in (6, 7, 9, 14, 46):
+        prune_and_check(model, example, keep, steps=steps, schedule="certified" if steps is None else None)
+
+
+@pytest.mark.parametrize("keep", [2, 3, 5, 7, 8, 9, 20])
+@pytest.mark.parametrize("engine", ["fast", "plain"])
+def test_every_count_of_a_residual_network_and_both_engines(keep, engine):
+    model, example = residual()
+    masks = prune_and_check(model, example, keep, steps=6, engine=engine)
+    assert ("given_up" in masks.about) == (keep < 8)
+
+
+@pytest.mark.parametrize("scope", ["layer", "uniform", "erk"])
+@pytest.mark.parametrize("schedule", ["exponential", "certified"])
+def test_every_scope_keeps_layers_alive(scope, schedule):
+    model, example = residual()
+    for keep in (10, 40, 200):
+        prune_and_check(
+            model, example, keep, scope=scope, schedule=schedule, steps=4 if schedule != "certified" else None
+        )
+
+
+def test_given_masks_and_selections_are_respected():
+    model, example = residual()
+    network = open_network(model, example, protect="0*")
+    start = synflow.prune(model, example, density=0.5, score="magnitude", protect="0*")
+    masks = synflow.prune(model, example, density=0.03, score="balanced", protect="0*", masks=start, steps=3)
+    assert masks.keys() == network.weights.keys()
+    assert "0.weight" not in masks
+    assert all(not bool((mask & ~start[name]).any()) for name, mask in masks.items())
+    assert alive(network, masks) == alive(network, start)
+
+
+class Mixer(nn.Module):
+    """Tokens and channels are mixed in turn; all weights of the zero-initialised head tie."""
+
+    def __init__(self, width=16, tokens=6):
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, width, bias=False), nn.Linear(width, 40, bias=False)
+        self.tokens = nn.ModuleList(nn.Linear(tokens, tokens, bias=False) for _ in range(3))
+        self.channels = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for tokens, channels in zip(self.tokens, self.channels, strict=True):
+            x = x + tokens(x.transpose(1, 2)).transpose(1, 2)
+            x = x + channels(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_coarse_step_does_not_take_a_head_whose_weights_all_tie(steps):
+    model, example = Mixer(), torch.ones(1, 6, 4)
+    masks = prune_and_check(model, example, 60, steps=steps)
+    assert "given_up" not in masks.about
 
 
 def test_the_papers_flow_empties_branches_and_shares_do_not():
@@ -111,7 +211,12 @@ def test_the_fewest_weights_of_a_chain_and_of_a_residual_network():
     assert "every layer alive needs 8" in str(found)
 
 
-@pytest.mark.parametrize("score", ["magnitude", "random"])
+def mine(network, masks):  # noqa: ARG001
+    """A user's score that empties every layer but the last."""
+    return {name: torch.full(weight.shape, float(i)) for i, (name, weight) in enumerate(network.weights.items())}
+
+
+@pytest.mark.parametrize("score", ["magnitude", "random", mine])
 @pytest.mark.parametrize("compression", [10, 60])
 def test_a_skeleton_guards_any_score(score, compression):
     model, example = residual(seed=3)
@@ -122,24 +227,46 @@ def test_a_skeleton_guards_any_score(score, compression):
     assert alive(network, held) == set(held)
     assert held.about["kept_by_guard"] == sum(int((held[name] & ~free[name]).sum()) for name in held)
     assert held.about["kept_by_guard"] <= held.about["skeleton"]
+    assert "kept_by_guard" not in free.about
 
 
-def test_the_layer_with_the_least_flow_is_given_up_first():
+GUARDED = ["magnitude", "random", "snip", "grasp", "force", mine]
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_no_score_disconnects_the_zoo_or_kills_a_layer_that_has_room(name):
+    sample = ZOO[name]()
+    network = open_network(sample.model, sample.example)
+    fewest, first = max(fewest_kept(network), 1), alive(network, whole(network))
+    for index, score in enumerate(GUARDED):
+        keep = max(round(network.size / (100, 1000)[index % 2]), fewest)
+        how = dict(data=sample.data, loss=sample.loss) if score in ("snip", "grasp", "force") else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            masks = synflow.prune(
+                sample.model, sample.example, density=keep / network.size, score=score, guard=True, **how
+            )
+        live = alive(network, masks)
+        assert kept(masks) == keep
+        assert live
+        assert first - live == set(masks.about.get("given_up", "").split(", ")) - {""}
+        if first - live:
+            assert find_skeleton(network, whole(network), keep).size > keep
+
+
+def test_a_protect_pattern_that_leaves_nothing_to_remove_is_an_error():
+    model, example = residual()
+    with pytest.raises(synflow.SynflowError, match="protect"):
+        synflow.prune(model, example, compression=2, score="magnitude", guard=True, protect="*")
+
+
+def test_the_layers_with_the_least_flow_are_given_up_first():
     model, example = residual()
     for parameter in model[2].parameters():
         parameter.data *= 0.01
     network = open_network(model, example)
-    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
-    engine = PlainEngine(network, whole, EngineSettings(balanced=True, cuts=cuts(network)))
-    guard, scores = LayerGuard(engine, network.size), engine.measure()
-    guard._give_up(scores)
-    assert guard.given_up == [min(scores.layer_flows, key=scores.layer_flows.get)]
-    assert guard.given_up[0].startswith("2.")
-    assert guard.needed == set(whole) - set(guard.given_up)
-
-
-def test_single_weights_are_tried_lightest_first():
-    scores = {"a": torch.tensor([3.0, 1.0, 7.0, 0.0]), "b": torch.tensor([[2.0, 9.0]])}
-    masks = {"a": torch.tensor([True, True, True, False]), "b": torch.tensor([[True, True]])}
-    assert _ascending(scores, masks, 3) == [("a", 1), ("b", 0), ("a", 0)]
-    assert _ascending(scores, masks, 1) == [("a", 1)]
+    skeleton = find_skeleton(network, whole(network), 7)
+    assert skeleton.size == 8
+    assert skeleton.shrink_to(7)
+    assert skeleton.given_up == ["2.left.0.weight", "2.left.2.weight"]  # neither lives without the other
+    assert (skeleton.size, skeleton.needed) == (6, skeleton.layers - set(skeleton.given_up))

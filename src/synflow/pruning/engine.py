@@ -120,6 +120,10 @@ def engine_named(name: str) -> MakeEngine:
     return found
 
 
+# The largest factor of a layer's scores: times the least flow that float32 holds it is still finite.
+LARGEST_FACTOR = 2.0**100
+
+
 def balancing(scores_of: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
     """R / F for each layer that has a flow F and is no cut: there F = R, and the factor is one to the last bit."""
-    return {name: flow / own for name, own in scores_of.items() if name not in cuts and own > 0}
+    return {name: min(flow / own, LARGEST_FACTOR) for name, own in scores_of.items() if name not in cuts and own > 0}

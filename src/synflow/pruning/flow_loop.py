@@ -35,6 +35,7 @@ def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
     engine = run.new_engine()
     layers = LayerGuard(run, engine) if run.guard and run.traits.balanced else None
+    layers = layers if layers is not None and layers.needed else None
     try:
         yield from (_certified if run.schedule is certified else _fixed)(run, engine, layers, hold)
     except StuckError as stuck:
@@ -89,7 +90,8 @@ def _certified(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold:
         number, budget = engine.count - run.keep, run.margin * bound
         going = engine.lightest(weighed, number, budget) if run.is_global and layers is None else None
         if layers is not None:
-            part = layers.remove(weighed, run.keep, budget)[0] / bound if bound > 0 else math.nan
+            lost, _ = layers.remove(weighed, run.keep, budget)
+            part = lost / bound if bound > 0 else math.nan
         elif going is not None and bound > 0 and not scores.flow.loose and (going.number or not number):
             part = going.total / bound
             engine.remove(going)
