@@ -241,3 +241,38 @@ def test_proofs_of_a_model_made_in_inference_mode():
         model, example = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.ones(1, 4)
         masks = synflow.prune(model, example, compression=4)
         assert synflow.certify(model, masks, example).connected
+
+
+class Spare(nn.Module):
+    """A trunk, a branch beside it, and a layer that the forward pass never runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head, self.spare = nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(3, 3)
+        self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.outer(self.inner(x)))
+
+
+def test_layers_are_alive_dead_given_up_or_never_run():
+    model = Spare()
+    masks = synflow.prune(model, X, density=20 / 45, score="balanced", steps=4)
+    certificate = synflow.certify(model, masks, X)
+    assert (certificate.dead_layers, certificate.given_up) == ((), ())
+    assert certificate.never_run == ("spare.weight",)
+    assert "4 of 4 have a weight on a path; never run by the forward pass, not counted: spare.weight" in str(
+        certificate
+    )
+    with pytest.warns(UserWarning, match="3 weights are too few to keep all 4 layers alive"):
+        masks = synflow.prune(model, X, density=3 / 45, score="balanced", steps=4)
+    certificate = synflow.certify(model, masks, X)
+    assert certificate.connected
+    assert certificate.dead_layers == certificate.given_up == ("inner.weight", "outer.weight")
+    assert "2 of 4 have a weight on a path; given up, as the count left no room: inner.weight" in str(certificate)
+    assert certificate.as_dict()["dead_layers"] == ("inner.weight", "outer.weight")
+    emptied = {name: mask.clone() for name, mask in masks.items()}
+    emptied["stem.weight"][:] = False
+    certificate = synflow.certify(model, emptied, X)
+    assert set(certificate.dead_layers) == {"stem.weight", "inner.weight", "outer.weight", "head.weight"}

@@ -47,10 +47,12 @@ class Certificate:
     """What is known of a pruned network; `str` of it is readable, `as_dict` is for machines.
 
     `connected`: an input still reaches an output. `empty_layers` have no weight left, which a skip connection may
-    survive. `idle` weights are kept but lie on no path, so `effective_compression` counts only the others.
-    `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off:
-    at units, and at the layers that are `cuts`. `steps` tell for each step the flow pruned over the flow; below one,
-    Theorem 3's condition held. `parameters` says of every parameter of the model what became of it.
+    survive. `dead_layers` have no weight on a path. `never_run` layers had none before pruning either, since the
+    forward pass does not reach them; they do not count. `given_up` are those for which the guard had no room. `idle`
+    weights are kept but lie on no path, so `effective_compression` counts only the others. `flow_log2_before` and
+    `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off: at units, and at the
+    layers that are `cuts`. `steps` tell for each step the flow pruned over the flow; below one, Theorem 3's condition
+    held. `parameters` says of every parameter of the model what became of it.
     """
 
     total: int
@@ -68,6 +70,9 @@ class Certificate:
     steps: tuple[StepRecord, ...]
     notes: tuple[str, ...]
     parameters: tuple[Part, ...] = ()
+    dead_layers: tuple[str, ...] = ()
+    never_run: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
 
     @property
     def compression(self) -> float:
@@ -111,6 +116,7 @@ class Certificate:
                 "connected",
                 "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
             ),
+            ("layers", _layers(self)),
             ("empty layers", some(self.empty_layers)),
             ("dead layers", some(self.dead_layers)),
             ("on no path", f"{self.idle:,} kept weights (effective compression {times(self.effective_compression)})"),
@@ -152,8 +158,11 @@ def certify(
         raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
     network = open_network(model, example, select=lambda name, _: name in masks)
     full = full_masks(masks, network.weights)
-    reached = reach(network, full)
+    reached, at_first = reach(network, full), reach(network)
     on_path = {name: full[name] & reached.on_path[name] for name in full}
+    unfed = tuple(name for name, mask in on_path.items() if not (reached.connected and bool(mask.any())))
+    never_run = tuple(name for name in unfed if not (at_first.connected and bool(at_first.on_path[name].any())))
+    given_up = getattr(masks, "about", {}).get("given_up", "")
     conserved = conservation_of(network, full)
     before = measure(network, options=WITHOUT_SHIFTS, gradients=False)
     after = measure(network, full, options=WITHOUT_SHIFTS, gradients=False)
@@ -178,7 +187,25 @@ def certify(
         steps=tuple(step.record if hasattr(step, "record") else step for step in records),
         notes=(*warnings, *after.notes),
         parameters=parts,
+        dead_layers=tuple(name for name in unfed if name not in never_run),
+        never_run=never_run,
+        given_up=tuple(name for name in given_up.split(", ") if name in full),
     )
+
+
+def _layers(certificate: Certificate) -> str:
+    """How many layers are alive, and which are not."""
+    dead, total = certificate.dead_layers, len(certificate.layers) - len(certificate.never_run)
+    text = f"{total - len(dead)} of {total} have a weight on a path"
+    given_up = [name for name in dead if name in certificate.given_up]
+    others = [name for name in dead if name not in certificate.given_up]
+    if given_up:
+        text += f"; given up, as the count left no room: {some(given_up)}"
+    if others:
+        text += f"; dead: {some(others)}"
+    if certificate.never_run:
+        text += f"; never run by the forward pass, not counted: {some(certificate.never_run)}"
+    return text
 
 
 def _residuals(certificate: Certificate) -> str:
