@@ -1,4 +1,4 @@
-"""Prune every architecture of the zoo at 10x and 100x, certify it, and write the table `docs/zoo.md`.
+"""Prune every architecture of the zoo to 100x by a score, read it at 10x on the way, and write `docs/zoo.md`.
 
 Rows are kept in `runs/zoo.jsonl` as they are done; `--resume` goes on from there. Progress goes to standard error.
 """
@@ -16,32 +16,36 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
-from torch import nn
 from tqdm import tqdm
 from zoo_models import ENTRIES, Entry
 
 import synflow
 
 COMPRESSIONS = (10, 100)
+SCORES = ("synflow", "balanced")
 
 
 @dataclass
 class Row:
-    """What came of one architecture; `error` is empty where all went well."""
+    """What came of one architecture under a score; `error` is empty where all went well.
+
+    `dead` is how many layers have no weight on a path at each compression (None: not looked at), of those that the
+    forward pass reaches.
+    """
 
     name: str
+    score: str = "synflow"
     weights: int = 0
     layers: int = 0
     kept: tuple[int, ...] = ()
     exact: bool = False
     connected: bool = False
-    empty_layers: int = 0
+    dead: tuple[int | None, ...] = ()
     residual: float = 0.0
     seconds: float = 0.0
     error: str = ""
@@ -71,10 +75,10 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
 
-def examine(name: str, build: Entry, steps: int, limit: int = 600) -> Row:
-    """Prune one architecture at each compression and certify the last masks."""
+def examine(name: str, build: Entry, score: str, steps: int, limit: int = 600) -> Row:
+    """Prune one architecture and certify it at each compression."""
     start = time.process_time()
-    row = Row(name)
+    row = Row(name, score)
     try:
         with time_limit(limit):
             _fill(row, build, steps)
@@ -86,72 +90,99 @@ def examine(name: str, build: Entry, steps: int, limit: int = 600) -> Row:
 
 
 def _fill(row: Row, build: Entry, steps: int) -> None:
+    """One run of an even number of exponential steps: half of them lead to 10x, all of them to 100x."""
     torch.manual_seed(0)
     model, example = build()
     model.eval()
-    certificate = prune_both(row, model, example, steps)
-    row.weights, row.layers = certificate.total, len(certificate.layers)
+    row.kept = row.dead = ()
+    for step in synflow.iterate(model, example, compression=COMPRESSIONS[-1], score=row.score, steps=steps):
+        if step.index in (steps // 2, steps):
+            certificate = synflow.certify(model, step.masks, example)
+            row.kept += (certificate.kept,)
+            row.dead += (len(certificate.dead_layers),)
+    row.weights, row.layers = certificate.total, len(certificate.layers) - len(certificate.never_run)
     row.exact = row.kept == tuple(round(row.weights / compression) for compression in COMPRESSIONS)
-    row.connected, row.empty_layers = certificate.connected, len(certificate.empty_layers)
+    row.connected = certificate.connected
     row.residual = max(certificate.unit_residual or 0.0, certificate.layer_residual or 0.0)
 
 
-def prune_both(row: Row, model: nn.Module, example: Any, steps: int) -> synflow.Certificate:
-    """Prune at each compression, the larger going on from the smaller, and certify the last masks."""
-    masks, row.kept = None, ()
-    for compression in COMPRESSIONS:
-        masks = synflow.prune(model, example, compression=compression, steps=steps, masks=masks)
-        row.kept += (sum(int(mask.sum()) for mask in masks.values()),)
-    assert masks is not None
-    return synflow.certify(model, masks, example)
+Rows = dict[tuple[str, str], Row]
 
 
-def table(rows: dict[str, Row], steps: int) -> str:
+def table(rows: Rows, steps: int) -> str:
     """The page: a summary, a table per family, and the failures with their reasons."""
-    done = [row for row in rows.values() if not row.error]
-    failed = [row for row in rows.values() if row.error]
+    names = {name for name, _ in rows}
     lines = [
         "# Architectures",
         "",
-        f'`score="synflow"` at 10x and 100x over {len(rows)} architectures, built without pretrained '
-        f"weights, one example each, with the defaults but for {steps} exponential steps each, the second going on "
-        "from the first. Written by `make zoo`.",
+        f'`score="synflow"` and `score="balanced"` at 10x and 100x over {len(names)} architectures, built without '
+        f"pretrained weights, one example each. Balanced: {steps} exponential steps to 100x, read at 10x on the way, "
+        "with the guard. SynFlow: 10 steps to 10x and 10 more to 100x. A dash: not measured. Written by `make zoo`.",
         "",
-        f"**{len(done)} of {len(rows)} pruned** · exact count in {sum(row.exact for row in done)} · "
-        f"connected {sum(row.connected for row in done)} · largest conservation residual "
-        f"{max((row.residual for row in done), default=0.0):.1e} · empty at 100x: "
-        f"{sum(row.empty_layers for row in done):,} of {sum(row.layers for row in done):,} layers",
+        *(_summary(rows, score) for score in SCORES),
         "",
         "- *keeps*: weights left; exact means the number of weights divided by the compression, rounded.",
-        "- *connected*: an input still reaches an output at 100x. *Empty*: layers without a weight at 100x. The "
-        'network stays connected by a skip connection, but the layer is lost; `score="balanced"` keeps layers alive '
+        "- *connected*: an input still reaches an output at 100x, under each score that was run.",
+        "- *dead*: layers without a weight on a path at 10x / 100x, of those that the forward pass reaches. Under "
+        "`synflow` the network stays connected by a skip connection, but the layer is lost (at 10x it was not counted; "
+        "at 100x layers without any weight were counted). `balanced` keeps layers alive "
         "([why](why.md#theorem-3-on-any-graph)).",
         "- *residual*: how far conservation is off at 100x, over all units and cuts, as a share of the flow "
         "(float32 holds about 1e-6).",
-        "- *seconds*: processor time of building, pruning and certifying.",
+        "- *seconds*: processor time of building, pruning and certifying, SynFlow / balanced.",
         "- timm models see images of 64 pixels where they can; transformers models have small configurations.",
     ]
     for family, entries in ENTRIES.items():
-        found = [rows[name] for name in entries if name in rows and not rows[name].error]
+        found = [cells for name in entries if (cells := _cells(rows, name))]
         if found:
             lines += [
                 "",
                 f"## {family}",
                 "",
-                "| architecture | layers | weights | 10x keeps | 100x keeps | connected | empty | residual | seconds |",
-                "|---|--:|--:|--:|--:|---|--:|--:|--:|",
-                *(_cells(row) for row in found),
+                "| architecture | layers | weights | 10x keeps | 100x keeps | connected | dead, synflow | dead, balanced "
+                "| residual | seconds |",
+                "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|",
+                *found,
             ]
+    failed = [row for row in rows.values() if row.error]
     if failed:
-        lines += ["", "## Failures", "", "| architecture | reason |", "|---|---|"]
-        lines += [f"| {row.name} | {row.error.replace('|', '/')} |" for row in failed]
+        lines += ["", "## Failures", "", "| architecture | score | reason |", "|---|---|---|"]
+        lines += [f"| {row.name} | {row.score} | {row.error.replace('|', '/')} |" for row in failed]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Row) -> str:
-    kept = [f"{count:,}" if row.exact else f"{count:,} (!)" for count in row.kept]
-    cells = [row.name, str(row.layers), f"{row.weights:,}", *kept, "yes" if row.connected else "**no**"]
-    return "| " + " | ".join([*cells, str(row.empty_layers), f"{row.residual:.1e}", f"{row.seconds:.1f}"]) + " |"
+def _summary(rows: Rows, score: str) -> str:
+    tried = [row for row in rows.values() if row.score == score]
+    done = [row for row in tried if not row.error]
+    dead = []
+    for place, compression in enumerate(COMPRESSIONS):
+        known = [(row.dead[place], row.layers) for row in done if row.dead[place] is not None]
+        if known:
+            dead.append(f"{sum(d or 0 for d, _ in known):,} of {sum(n for _, n in known):,} layers at {compression}x")
+    return (
+        f"- **`{score}`: {len(done)} of {len(tried)} architectures pruned** · exact count in "
+        f"{sum(row.exact for row in done)} · connected {sum(row.connected for row in done)} · largest conservation "
+        f"residual {max((row.residual for row in done), default=0.0):.1e} · dead: {', '.join(dead)}"
+    )
+
+
+def _cells(rows: Rows, name: str) -> str:
+    """The line of one architecture, from the runs that went well."""
+    found = {score: row for score in SCORES if (row := rows.get((name, score))) is not None and not row.error}
+    if not found:
+        return ""
+    row = found.get("synflow") or found["balanced"]
+    exact, connected = all(r.exact for r in found.values()), all(r.connected for r in found.values())
+    kept = [f"{count:,}" if exact else f"{count:,} (!)" for count in row.kept]
+    dead = [" / ".join(map(_or_dash, found[s].dead)) if s in found else "–" for s in SCORES]
+    seconds = " / ".join(f"{found[s].seconds:.1f}" if s in found else "–" for s in SCORES)
+    residual = max(r.residual for r in found.values())
+    cells = [name, str(row.layers), f"{row.weights:,}", *kept, "yes" if connected else "**no**", *dead]
+    return "| " + " | ".join([*cells, f"{residual:.1e}", seconds]) + " |"
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else str(value)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -159,17 +190,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("docs/zoo.md"), help="the page to write (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=10, help="pruning steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="pruning steps, an even number (default: %(default)s)")
+    parser.add_argument("--score", choices=SCORES, default="balanced", help="the score (default: %(default)s)")
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN", help="architectures or families")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one architecture (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the rows of an earlier run that went well")
     parser.add_argument("--log", type=Path, default=Path("runs/zoo.jsonl"), help="rows as they are done")
     options = parser.parse_args(arguments)
 
-    rows: dict[str, Row] = {}
+    rows: Rows = {}
     if options.resume and options.log.exists():
-        logged = [json.loads(line) for line in options.log.read_text().splitlines()]
-        rows = {row["name"]: Row(**{**row, "kept": tuple(row["kept"])}) for row in logged if not row["error"]}
+        for logged in map(json.loads, options.log.read_text().splitlines()):
+            row = Row(**{**logged, "kept": tuple(logged["kept"]), "dead": tuple(logged["dead"])})
+            if not row.error or row.score != options.score:
+                rows[row.name, row.score] = row
     wanted = {
         name: build
         for family, entries in ENTRIES.items()
@@ -180,13 +214,13 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.log.open("a" if options.resume else "w") as log:
         for name, build in (
-            bar := tqdm({name: b for name, b in wanted.items() if name not in rows}.items(), unit="net")
+            bar := tqdm({n: b for n, b in wanted.items() if (n, options.score) not in rows}.items(), unit="net")
         ):
             bar.set_description(name)
-            rows[name] = examine(name, build, options.steps, options.limit)
-            if rows[name].error:
-                bar.write(f"{name}: {rows[name].error}", file=sys.stderr)
-            log.write(json.dumps(asdict(rows[name])) + "\n")
+            row = rows[name, options.score] = examine(name, build, options.score, options.steps, options.limit)
+            if row.error:
+                bar.write(f"{name}: {row.error}", file=sys.stderr)
+            log.write(json.dumps(asdict(row)) + "\n")
             log.flush()
             options.out.write_text(table(rows, options.steps))
     options.out.write_text(table(rows, options.steps))

@@ -15,8 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..flow.passes import SHARED
-from ..flow.paths import repeats
 from ..masks.checks import some
 from ..support.chunked import count, lightest
 from ..support.ranking import keep_best
@@ -24,7 +22,7 @@ from .allocation import allocate
 from .engine import Engine, Removal, StepScores
 from .safe_removal import StuckError
 from .settings import PruningRun
-from .skeleton import find_skeleton
+from .skeleton import FROM_INPUTS, find_skeleton
 
 # So many removals of one step may fail before a skeleton is protected: each costs a measurement.
 PATIENCE = 8
@@ -39,7 +37,6 @@ class LayerGuard:
         self.skeleton = run.skeleton
         self._limit = run.network.size
         self._failures = 0
-        self._repeats = repeats(run.network)
 
     def remove(self, scores: StepScores, keep: int, budget: float = math.inf) -> tuple[float, bool]:
         """Go on towards a count; what the removed weights weigh, and whether the count is reached.
@@ -49,7 +46,7 @@ class LayerGuard:
         if self._engine.count == keep:
             return 0.0, True
         if self.skeleton is None:
-            lost = self._checked(self._wanted(scores, keep, budget), scores)
+            lost = self._checked(self._wanted(scores, keep, budget), scores, budget)
             if lost is not None:
                 complete = self._engine.count == keep
                 self._failures = 0 if complete else self._failures
@@ -67,7 +64,7 @@ class LayerGuard:
         kept = allocate(run.network, run.scope, whole, masks, keep)
         return engine.removal(_affordable(whole, masks, kept, budget), scores)
 
-    def _checked(self, going: Removal, scores: StepScores) -> float | None:
+    def _checked(self, going: Removal, scores: StepScores, budget: float) -> float | None:
         """Remove weights if every layer stays alive, else fewer of the lightest; what they weigh, None for nothing."""
         wanted = going.number
         if wanted > self._limit and self._run.is_global:
@@ -79,8 +76,9 @@ class LayerGuard:
             self._failures += 1
             if going.number == 1 or not self._run.is_global:
                 break
-            if going.number == wanted and self._repeats:
-                other = self._engine.lightest(self._engine.measure(SHARED), wanted)
+            if going.number == wanted and budget == math.inf:
+                # A branch beside a trunk that carries far more may have scores that underflow; norms prevent that.
+                other = self._engine.lightest(self._engine.measure(FROM_INPUTS), wanted)
                 lost = self._engine.weigh(other, scores)
                 if self._removed(other):
                     return lost

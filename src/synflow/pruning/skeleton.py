@@ -21,8 +21,9 @@ from ..support.ranking import keep_best
 from .allocation import with_shield
 from .engine import Engine, EngineSettings, engine_named
 
-# Weights are ranked by the flow from inputs alone, as paths are, and no layer counts twice because of a gate.
-FROM_INPUTS = PassOptions(shifts=False, shared=True)
+# Weights are ranked by the flow from inputs alone, as paths are. Gates share it, so that no layer counts twice. Norms
+# normalise it, so that no branch has so little that its scores underflow.
+FROM_INPUTS = PassOptions(shifts=False, shared=True, norms=True)
 # A skeleton that is only to be protected is small enough once less than this share of it can go at a time.
 ROUGH = 1 / 8
 # Measurements that follow a large removal: enough for the engine to find that cutting the network down pays.
