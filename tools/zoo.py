@@ -139,8 +139,8 @@ def table(rows: Rows, steps: int) -> str:
                 "",
                 f"## {family}",
                 "",
-                "| architecture | layers | weights | 10x keeps | 100x keeps | connected | dead, synflow | dead, balanced "
-                "| residual | seconds |",
+                "| architecture | layers | weights | 10x keeps | 100x keeps | connected | dead, synflow "
+                "| dead, balanced | residual | seconds |",
                 "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|",
                 *found,
             ]

@@ -110,7 +110,7 @@ class ClassToken(nn.Module):
 ALL_KINDS = tuple(sorted({*KINDS, "tied", "recurrent", "transposed"}))
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 2))
+@settings(max_examples=max(10, settings.default.max_examples // 4))
 @given(networks(kinds=ALL_KINDS, zeros=False), st.data(), st.sampled_from([1, 4, 12, None]))
 def test_no_layer_dies_while_the_count_allows_it_and_the_others_are_named(network, data, steps):
     opened = open_network(network.model, network.example)
@@ -260,13 +260,13 @@ def test_a_protect_pattern_that_leaves_nothing_to_remove_is_an_error():
         synflow.prune(model, example, compression=2, score="magnitude", guard=True, protect="*")
 
 
-def test_the_layers_with_the_least_flow_are_given_up_first():
-    model, example = residual()
+def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
+    model, example = residual(width=1, blocks=2)
     for parameter in model[2].parameters():
         parameter.data *= 0.01
     network = open_network(model, example)
-    skeleton = find_skeleton(network, whole(network), 7)
-    assert skeleton.size == 8
-    assert skeleton.shrink_to(7)
+    skeleton = find_skeleton(network, whole(network), 5)
+    assert skeleton.size == 6
+    assert skeleton.shrink_to(5)
     assert skeleton.given_up == ["2.left.0.weight", "2.left.2.weight"]  # neither lives without the other
-    assert (skeleton.size, skeleton.needed) == (6, skeleton.layers - set(skeleton.given_up))
+    assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
