@@ -85,11 +85,6 @@ class Certificate:
         return self.total / (self.kept - self.idle) if self.kept > self.idle else math.inf
 
     @property
-    def dead_layers(self) -> tuple[str, ...]:
-        """The layers without a weight on a path from an input to an output, the empty ones included."""
-        return tuple(layer.name for layer in self.layers if not layer.on_path)
-
-    @property
     def theorem_held(self) -> bool | None:
         """Whether at every step less flow was pruned than there was; None when the steps are not known."""
         known = [step.held for step in self.steps if step.held is not None]
@@ -194,15 +189,12 @@ def certify(
 
 
 def _layers(certificate: Certificate) -> str:
-    """How many layers are alive, and which are not."""
+    """How many layers are alive, which the guard had no room for, and which do not count."""
     dead, total = certificate.dead_layers, len(certificate.layers) - len(certificate.never_run)
     text = f"{total - len(dead)} of {total} have a weight on a path"
     given_up = [name for name in dead if name in certificate.given_up]
-    others = [name for name in dead if name not in certificate.given_up]
     if given_up:
         text += f"; given up, as the count left no room: {some(given_up)}"
-    if others:
-        text += f"; dead: {some(others)}"
     if certificate.never_run:
         text += f"; never run by the forward pass, not counted: {some(certificate.never_run)}"
     return text

@@ -64,7 +64,6 @@ def _certificate(certificate: Mapping[str, Any], dead: Sequence[str]) -> str:
     ]
     rows = {
         "connected": "yes, inputs reach outputs" if certificate["connected"] else "NO: no path is left",
-        "dead layers": ", ".join(certificate.get("dead_layers", empty)) or "none",
         "empty layers": ", ".join(empty) if empty else "none",
         "dead layers": f"{', '.join(dead)}: none of their weights lies on a path" if dead else "none",
         "weights on no path": f"{certificate['idle']:,} (effective compression "
