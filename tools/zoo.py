@@ -75,7 +75,7 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
 
-def examine(name: str, build: Entry, score: str, steps: int, limit: int = 600) -> Row:
+def examine(name: str, build: Entry, steps: int, limit: int = 600, score: str = "balanced") -> Row:
     """Prune one architecture and certify it at each compression."""
     start = time.process_time()
     row = Row(name, score)
@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
             bar := tqdm({n: b for n, b in wanted.items() if (n, options.score) not in rows}.items(), unit="net")
         ):
             bar.set_description(name)
-            row = rows[name, options.score] = examine(name, build, options.score, options.steps, options.limit)
+            row = rows[name, options.score] = examine(name, build, options.steps, options.limit, options.score)
             if row.error:
                 bar.write(f"{name}: {row.error}", file=sys.stderr)
             log.write(json.dumps(asdict(row)) + "\n")

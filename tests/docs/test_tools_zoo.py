@@ -27,7 +27,7 @@ def tool():
 def run(tool, tmp_path, capsys):
     def call(*options):
         page, log = tmp_path / "zoo.md", tmp_path / "rows.jsonl"
-        assert tool.main(["--out", str(page), "--log", str(log), "--steps", "3", *options]) == 0
+        assert tool.main(["--out", str(page), "--log", str(log), "--steps", "4", *options]) == 0
         assert not capsys.readouterr().out
         return page.read_text(), [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -36,14 +36,15 @@ def run(tool, tmp_path, capsys):
 
 def test_page_has_a_row_per_architecture_and_resumes(run, tmp_path):
     page, rows = run("--only", "RNN")
-    assert "**1 of 1 pruned** · exact count in 1 · connected 1" in page
-    assert "| RNN | 5 | 22,720 | 2,272 | 227 | yes |" in page
+    assert "- **`balanced`: 1 of 1 architectures pruned** · exact count in 1 · connected 1" in page
+    assert "dead: 0 of 5 layers at 10x, 0 of 5 layers at 100x" in page
+    assert "| RNN | 5 | 22,720 | 2,272 | 227 | yes | – | 0 / 0 |" in page
     failure = {**rows[0], "name": "U-Net", "error": "SynflowError: no rule"}
     with (tmp_path / "rows.jsonl").open("a") as log:
         log.write(json.dumps(failure) + "\n")
     page, rows = run("--only", "RNN", "U-Net", "--resume")
     assert [(row["name"], bool(row["error"])) for row in rows] == [("RNN", False), ("U-Net", True), ("U-Net", False)]
-    assert "**2 of 2 pruned**" in page
+    assert "**`balanced`: 2 of 2 architectures pruned**" in page
     assert "Failures" not in page
 
 
@@ -55,16 +56,16 @@ class Routed(nn.Module):
         self.layer = nn.Linear(20, 20)
 
     def forward(self, x):
-        return torch.erfinv(self.layer(x))
+        return torch.linalg.qr(self.layer(x))[0]
 
 
 def test_failure_is_listed_with_its_reason(tool):
     row = tool.examine("routed", lambda: (Routed(), torch.ones(1, 20)), steps=2)
-    assert row.error.startswith("NoRuleError: no rule for the operation 'erfinv'")
+    assert row.error.startswith("NoRuleError: no rule for the operation 'linalg_qr'")
     assert "\n" not in row.error
-    page = tool.table({"routed": row}, steps=2)
-    assert "**0 of 1 pruned**" in page
-    assert f"| routed | {row.error} |" in page
+    page = tool.table({("routed", "balanced"): row}, steps=2)
+    assert "**`balanced`: 0 of 1 architectures pruned**" in page
+    assert f"| routed | balanced | {row.error} |" in page
 
 
 def test_what_takes_too_long_is_stopped_and_listed(tool):
