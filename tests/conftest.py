@@ -13,6 +13,8 @@ from synflow.models.torchvision_cure import cure_torchvision
 torch.set_num_threads(1)
 # An unexpected fallback of the fast engine is an error, also in programs that tests start.
 os.environ.setdefault("SYNFLOW_STRICT", "1")
+# Programs that tests start share two cores with the other test worker: with two threads each they wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import synflow
+from synflow.flow import dispatch
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -20,6 +21,16 @@ MODULES = [
     for module in pkgutil.walk_packages(synflow.__path__, "synflow.")
     if not module.name.rsplit(".", 1)[-1].startswith("__main__")
 ]
+
+
+@pytest.fixture(autouse=True)
+def _tables_as_found(monkeypatch):
+    """Snippets put rows into the tables of scores and rules, which other tests of the same process read."""
+    monkeypatch.setattr(dispatch, "_USER_RULES", dict(dispatch._USER_RULES))
+    before = dict(synflow.SCORES)
+    yield
+    synflow.SCORES.clear()
+    synflow.SCORES.update(before)
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
