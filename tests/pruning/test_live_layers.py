@@ -16,7 +16,7 @@ from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, fewest_kept, reach
 from synflow.network.private_copy import open_network
-from synflow.pruning.skeleton import find_skeleton
+from synflow.pruning.skeleton import Skeleton, find_skeleton
 from zoo import ZOO
 
 
@@ -270,3 +270,29 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
     assert skeleton.shrink_to(5)
     assert skeleton.given_up == ["2.left.0.weight", "2.left.2.weight"]  # neither lives without the other
     assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
+
+
+def test_a_skeleton_built_from_paths_keeps_every_layer_alive_and_held_weights():
+    for build in (
+        residual,
+        lambda: (ClassToken(4, 1, 1.0), torch.ones(1, 3, 3)),
+        lambda: (Mixer(), torch.ones(1, 6, 4)),
+    ):
+        model, example = build()
+        network = open_network(model, example)
+        skeleton = Skeleton(network, whole(network))
+        skeleton.build_anew()
+        joined = skeleton.masks()
+        assert skeleton.size < network.size / 2
+        assert alive(network, joined) == skeleton.layers == skeleton.needed
+        assert skeleton.thin_out()
+        assert alive(network, skeleton.masks()) == skeleton.layers
+        assert all(not bool((mask & ~joined[name]).any()) for name, mask in skeleton.masks().items())
+
+
+def test_where_removals_fail_too_often_thinning_out_says_so():
+    model, example = residual()
+    network = open_network(model, example)
+    skeleton = Skeleton(network, whole(network))
+    assert not skeleton.thin_out(failures=1)
+    assert alive(network, skeleton.masks()) == skeleton.layers

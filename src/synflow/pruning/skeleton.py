@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import SynflowError
-from ..flow.passes import PassOptions
-from ..flow.paths import connected, cuts, fewest_weights, shortest_path
+from ..flow.measure import absolute, measure
+from ..flow.passes import WITHOUT_SHIFTS, PassOptions
+from ..flow.paths import connected, cuts, fewest_weights, reach, shortest_path
 from ..network.private_copy import Network
 from ..support.chunked import count
 from ..support.ranking import keep_best
@@ -30,6 +31,12 @@ ROUGH = 1 / 8
 AHEAD = 30
 # Gates in series meet the weights before them 2, 4, 8, ... times: paths with more weights per layer are not followed.
 LONGEST = 4
+# After so many failed removals the lightest weights are not what can go, and a skeleton is built from paths.
+PATIENCE = 20
+# Shares of each layer that are tried for a path, the smaller first.
+SHARES = (0.1, 0.4, 0.8)
+# A layer is scaled up until this share of the flow passes it: by this many bits more than it lacked, at most by 2^100.
+NEARLY_ALL, CLEARLY, MOST_SCALED = 0.99, 12, 100
 # So many of the lightest layers are compared for how many other layers would die with them.
 CANDIDATES = 16
 
@@ -55,31 +62,42 @@ class Skeleton:
         """The masks of its weights."""
         return self._engine.masks()
 
-    def thin_out(self, target: int = 0, rough: bool = False) -> None:
+    def thin_out(self, target: int = 0, rough: bool = False, failures: float = math.inf) -> bool:
         """Remove the lightest weights while every needed layer lives, down to the target.
 
         A weight that cannot go alone cannot go later either, when even less is left: it is blocked. If all weights are
-        blocked, each is needed. With `rough`, go on beyond the target as long as much can go at a time.
+        blocked, each is needed. With `rough`, go on beyond the target as long as much can go at a time. False after so
+        many failures.
         """
         blocked, held = self._path, count(self._path)
         number = self.size
-        while True:
+        while failures > 0:
             free = self.size - held
             room = min(free, self.size - (0 if rough else target))
             if room < 1:
-                return
+                return True
             number = max(min(number, room, free // 2), 1)
             kept = self._without_lightest(number, blocked) if number == 1 or held else None
             if self._removed(number, kept):
                 number *= 2
-            elif rough and self.size <= target and number < ROUGH * free:
-                return
-            elif number > 1:
-                number //= 2
-            else:
-                assert kept is not None
+                continue
+            failures -= 1
+            if rough and self.size <= target and number < ROUGH * free:
+                return True
+            if kept is not None and number == 1:
                 blocked = {name: blocked[name] | (mask & ~kept[name]) for name, mask in self.masks().items()}
                 held += 1
+            number = max(number // 2, 1)
+        return False
+
+    def build_anew(self) -> None:
+        """Join a path through each needed layer: for networks in which the weights that feed a layer rank lowest."""
+        masks = {name: magnitude > 0 for name, magnitude in absolute(self._network, self.masks()).items()}
+        joined = {name: mask & self._path[name] for name, mask in masks.items()}
+        while missing := self.needed - live_layers(self._network, joined):
+            path = _path_through(self._network, masks, min(missing))
+            joined = {name: mask | path[name] for name, mask in joined.items()}
+        self._engine = self._new_engine(joined)
 
     def shrink_to(self, most: int) -> bool:
         """Leave at most this many weights. Where that is impossible, layers are given up one by one, lightest first.
@@ -171,13 +189,54 @@ class Skeleton:
         return self.needed - live if path else None
 
 
+def live_layers(network: Network, masks: Mapping[str, Tensor]) -> frozenset[str]:
+    """The layers that have a weight on a path from an input to an output."""
+    found = reach(network, masks)
+    return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))
+
+
+def _path_through(network: Network, masks: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
+    """Few of the kept weights under which a layer is alive: the best of each layer by the flow through that layer.
+
+    The layer's weights are scaled up until almost all flow passes it, so that scores are shares of the flow through it.
+    """
+    current, scale = dict(masks), 0
+    while True:
+        magnitudes = absolute(network, current)
+        magnitudes[layer] = magnitudes[layer] * 2.0**scale
+        flow = measure(network, magnitudes=magnitudes, options=WITHOUT_SHIFTS)
+        own = float(flow.scores[layer].sum(dtype=torch.float64))
+        if own < NEARLY_ALL * flow.value and scale < MOST_SCALED:
+            scale = min(MOST_SCALED, scale + (CLEARLY + round(math.log2(flow.value / own)) if own > 0 else MOST_SCALED))
+            continue
+        for share in SHARES:
+            kept = _best_of_each(flow.scores, current, share)
+            if count(kept) < count(current) and layer in live_layers(network, kept):
+                current = kept
+                break
+        else:
+            on_path = reach(network, current).on_path
+            return {name: mask & on_path[name] for name, mask in current.items()}
+
+
+def _best_of_each(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The best weights of each layer, as many as the share says, rounded up."""
+    kept: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        kept |= keep_best({name: scores[name]}, {name: mask}, math.ceil(count({name: mask}) * share))
+    return kept
+
+
 def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = math.inf) -> Skeleton:
     """A small set of the kept weights under which every layer lives that is alive under the masks.
 
     If it has more than `most` weights, each of them is needed, and it holds a shortest path.
     """
     skeleton = Skeleton(network, masks)
-    skeleton.thin_out(int(min(most, skeleton.size)), rough=True)
+    target = int(min(most, skeleton.size))
+    if not skeleton.thin_out(target, rough=True, failures=PATIENCE):
+        skeleton.build_anew()
+        skeleton.thin_out(target, rough=True)
     if skeleton.size > most:
         skeleton.hold_a_shortest_path(masks)
     return skeleton
