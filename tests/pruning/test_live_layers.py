@@ -248,7 +248,7 @@ def test_no_score_disconnects_the_zoo_or_kills_a_layer_that_has_room(name):
             )
         live = alive(network, masks)
         assert kept(masks) == keep
-        assert live
+        assert reach(network, masks).connected
         assert first - live == set(masks.about.get("given_up", "").split(", ")) - {""}
         if first - live:
             assert find_skeleton(network, whole(network), keep).size > keep

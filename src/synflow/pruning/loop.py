@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from ..errors import PruningInterrupt, choose
+from ..errors import PruningInterrupt, SynflowError, choose
 from ..masks.checks import full_masks
 from ..masks.results import Masks, Step
 from ..network.private_copy import Batch, Loss
@@ -114,7 +114,11 @@ def _steps(run: PruningRun, hold: bool) -> Iterator[Step]:
         keep = min(count(masks), run.kept_after(index))
         candidates, scores = run.start if run.traits.revives else masks, without_autocast(run.score)(run.network, masks)
         if run.skeleton is not None:
-            run.skeleton.shrink_to(keep)
+            if not run.skeleton.shrink_to(keep):
+                raise SynflowError(
+                    f"the guard stopped at {run.skeleton.size} of {size} weights, not {keep} as asked for: each lies "
+                    "on every path that is left; ask for a lower compression, or guard=False"
+                )
             shield = run.skeleton.masks()
         masks = allocate(run.network, run.scope, scores, candidates, keep, shield)
         if run.skeleton is not None and index == run.steps:

@@ -120,11 +120,10 @@ class Skeleton:
         if fewest is None or fewest > LONGEST * len(self._network.weights):
             return
         own = self.masks()
-        path, other = shortest_path(self._network, own), shortest_path(self._network, masks)
-        if count(path) > count(other):
-            path = other
-            self._engine = self._new_engine({name: mask | path[name] for name, mask in own.items()})
-        self._path = path
+        # Gates that read the state of a recurrent layer without a gradient can hide weights that a path needs.
+        paths = [shortest_path(self._network, inside) for inside in (own, masks)]
+        self._path = min((path for path in paths if connected(self._network, path)), key=count, default=self._path)
+        self._engine = self._new_engine({name: mask | self._path[name] for name, mask in own.items()})
         self.thin_out()
 
     def _new_engine(self, masks: Mapping[str, Tensor]) -> Engine:
