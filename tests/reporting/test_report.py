@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -242,7 +243,11 @@ def test_the_theme_can_be_changed_and_is_kept(opened, pages):
     after = opened.execute_script(colour)
     assert before != after
     assert opened.execute_script("return document.querySelector('button.theme').textContent") == "Light theme"
-    show(opened, pages["one"], theme="light")
+    for _ in range(10):  # the browser writes its storage a little later
+        show(opened, pages["one"], theme="light")
+        if opened.execute_script(colour) == after:
+            break
+        time.sleep(0.2)
     assert opened.execute_script(colour) == after
     opened.execute_script("localStorage.clear()")
 
