@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from ...support import windows
 from ...support.private_torch import TorchDispatchMode, pytree
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
 from .tape import NUMBER, Ref, Step, Tape, number_of
@@ -97,11 +98,7 @@ class _Recorder(TorchDispatchMode):
             return leaf
 
         by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
-        if self.hollow and schema.name == _CONVOLUTION:
-            shapes_only = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in args]
-            result = args[0].new_zeros(func(*shapes_only, **kwargs).shape)
-        else:
-            result = func(*args, **kwargs)
+        result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
         for argument in schema.arguments:
             written = named.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
@@ -176,6 +173,21 @@ class _Calls(TorchFunctionMode):
         if attribute.place is not None:
             value = value[attribute.place] if type(value) is tuple and len(value) > attribute.place else None
         return attribute._replace(path=path) if value == size else attribute
+
+
+def _zeros(
+    x: Tensor, weight: Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """What a convolution returns, without its values. Meta tensors could tell, but import 40 MB of torch."""
+    sizes = []
+    for dim, length in enumerate(x.shape[2:]):
+        step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
+        width = weight.shape[2 + dim]
+        # A transposed convolution returns the image from which a convolution would cut as many windows.
+        whole = (length - 1) * step - 2 * pad + apart * (width - 1) + 1 + more
+        sizes.append(whole if transposed else windows.count(length, width, step, pad, apart))
+    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
 
 
 @contextlib.contextmanager
