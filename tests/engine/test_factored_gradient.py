@@ -8,7 +8,7 @@ from torch import nn
 
 import synflow
 import zoo
-from synflow.engine import factored_layers
+from synflow.engine import factored_layers, products
 from synflow.engine.factored_gradient import FactoredGradient
 from synflow.engine.fast import FastEngine
 from synflow.engine.pass_hooks import FastPass
@@ -122,7 +122,7 @@ def full(model: nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("part", [1, 30, 1 << 20])
 @pytest.mark.parametrize("input_first", [False, True])
 def test_half_precision_is_widened_in_parts(part: int, input_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factored_layers, "PART", part)
+    monkeypatch.setattr(products, "PART", part)
     torch.manual_seed(0)
     weight = torch.rand(7, 5).bfloat16()
     x = torch.rand(3, 7 if input_first else 5, requires_grad=True)

@@ -143,17 +143,22 @@ def _listed(scores: FactoredScores, name: str, high: float) -> Piece:
     return Piece(name, np.concatenate(places), np.concatenate(values))
 
 
-def clear(pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
+def clear(
+    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], loops: Any
+) -> None:
     """Take out what was found below the edge."""
+    tasks = []
     for name, places, values in pieces:
-        last = places[values < edge]
         for tensor in (masks.get(name), magnitudes.get(name)):
             if tensor is None:
                 continue
-            if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
-                as_array(tensor.view(-1))[last] = 0
+            if loops is not None:
+                tasks.append(partial(loops.clear, places, values, values.dtype.type(edge), tensor.view(-1).numpy()))
             else:
-                tensor.view(-1).index_fill_(0, torch.from_numpy(last).long().to(tensor.device), 0)
+                last = torch.from_numpy(places[values < edge]).long()
+                tensor.view(-1).index_fill_(0, last.to(tensor.device), 0)
+    if tasks:
+        loops.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
 
 
 def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:

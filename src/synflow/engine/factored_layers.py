@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..support.windows import sizes
-from .factored_gradient import FactoredGradient, Use, patches
+from .factored_gradient import FactoredGradient, Use
+from .products import on_columns, times, times_transposed
 from .thresholds import Thresholds
-
-# Half-precision weights are widened this many at a time, so that the same memory is used again and again.
-PART = 1 << 20
 
 
 def factored_layer(
@@ -48,14 +46,16 @@ def factored_layer(
 
 
 def _small_convolution(x: Tensor, weight: Tensor, factors: FactoredGradient, how: Any) -> Tensor:
-    """A convolution with few positions as a linear layer on the patches that its kernel sees.
+    """A convolution with few positions as a product with the patches that its kernel sees, a column for each.
 
     Weights are then most of what has to be read, and a product reads them once, in the order in which they lie.
     """
-    seen = patches(x, weight.shape[2:], *how[:3])
-    sent: Tensor = _Linear.apply(seen, weight, factors, False)
-    images = sent.view(len(x), -1, len(weight)).transpose(1, 2).contiguous()
-    return images.view(len(x), len(weight), *sizes(x.shape, weight.shape, how))
+    stride, padding, dilation, _ = how
+    seen = F.unfold(x, tuple(weight.shape[2:]), tuple(dilation), tuple(padding), tuple(stride))
+    columns = seen.flatten(0, 1) if len(x) == 1 else seen.movedim(1, 0).flatten(1)
+    sent: Tensor = _OnColumns.apply(columns, weight, factors)
+    images = sent.view(len(weight), len(x), *sizes(x.shape, weight.shape, how))
+    return images.movedim(1, 0).contiguous()
 
 
 def _unwritten(tensor: Tensor) -> Callable[[], Tensor | None]:
@@ -96,7 +96,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, factors: FactoredGradient, input_first: bool) -> Tensor:
         weight, lines = weight.flatten(1), x.contiguous()  # few lines are read fastest in the order of the weights
-        sent = _times(lines, weight) if input_first else _times_transposed(lines, weight)
+        sent = times(lines, weight) if input_first else times_transposed(lines, weight)
         ctx.save_for_backward(x, weight)
         ctx.factors, ctx.input_first, ctx.sent = factors, input_first, _unwritten(sent)
         return sent
@@ -107,7 +107,7 @@ class _Linear(torch.autograd.Function):
         (x, weight), factors = ctx.saved_tensors, ctx.factors
         y, into = ctx.sent(), None
         if ctx.needs_input_grad[0] or y is None:
-            into = _times_transposed(gradient, weight) if ctx.input_first else _times(gradient, weight)
+            into = times_transposed(gradient, weight) if ctx.input_first else times(gradient, weight)
         factors.add_flow(_product(x, into) if y is None and into is not None else _product(gradient, y))
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
@@ -119,32 +119,35 @@ class _Linear(torch.autograd.Function):
         return into, None, None, None
 
 
+class _OnColumns(torch.autograd.Function):
+    """W x for columns x; a weight of more dimensions is read as a matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, weight: Tensor, factors: FactoredGradient) -> Tensor:
+        weight = weight.flatten(1)
+        sent = on_columns(weight, columns)
+        ctx.save_for_backward(columns, weight)
+        ctx.factors, ctx.sent = factors, _unwritten(sent)
+        return sent
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        (gradient,) = gradients
+        (columns, weight), factors = ctx.saved_tensors, ctx.factors
+        y, into = ctx.sent(), None
+        if ctx.needs_input_grad[0] or y is None:
+            into = times(gradient.t(), weight).t()
+        factors.add_flow(_product(columns, into) if y is None and into is not None else _product(gradient, y))
+        if factors.is_thin(columns.shape[1]):
+            factors.uses.append(Use(gradient.detach(), columns.detach().t()))
+        else:
+            factors.add_dense(gradient.detach() @ columns.detach().t())
+        return into, None, None
+
+
 def _product(one: Tensor, other: Tensor) -> Tensor:
     """The flow that passes: y dR/dy, summed, or x dR/dx, which is the same."""
     return (one.detach() * other.detach()).sum()
-
-
-def _times(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight`, in the precision of x."""
-    total: Tensor | None = None
-    for start, part in _widened_parts(weight, x.dtype):
-        product = x[..., start : start + len(part)] @ part
-        total = product if total is None else total.add_(product)
-    assert total is not None
-    return total
-
-
-def _times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T`, in the precision of x."""
-    products = [F.linear(x, part) for _, part in _widened_parts(weight, x.dtype)]
-    return products[0] if len(products) == 1 else torch.cat(products, -1)
-
-
-def _widened_parts(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """A weight in another precision, as (first row, rows), a part at a time: larger ones would be fresh memory."""
-    step = len(weight) if weight.dtype == dtype else PART // max(weight.shape[1], 1)
-    for start in range(0, max(len(weight), 1), max(step, 1)):
-        yield start, weight[start : start + max(step, 1)].to(dtype)
 
 
 class _Convolution(torch.autograd.Function):

@@ -191,7 +191,8 @@ def _picked(data: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     zeros = [int(bool((lines == size).any())) for lines, size in zip((rows, columns), data.shape[2:], strict=True)]
     if any(zeros):
         data = F.pad(data, (0, zeros[1], 0, zeros[0]))
-    return data.index_select(2, rows).index_select(3, columns)
+    places = (rows[:, None] * data.shape[3] + columns).flatten()
+    return data.flatten(2).index_select(2, places).view(*data.shape[:2], len(rows), len(columns))
 
 
 def _shorter(
