@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import synflow
+from synflow.errors import SynflowError
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS, PassOptions
 from synflow.flow.paths import BOOLEANS
@@ -92,3 +93,41 @@ def test_a_language_model_takes_milliseconds_per_step():
     masks = synflow.prune(model, ids, density=0.5, steps=20)
     assert time.process_time() - before < 2
     assert not masks.about.get("fallbacks")
+
+
+class Stacked(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], apart: bool) -> None:
+        super().__init__()
+        self.first = kind(16, 128, 1 if apart else 2, batch_first=True)
+        self.second = kind(128, 128, batch_first=True) if apart else None
+        self.head = nn.Linear(128, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.first(x)[0]
+        states = states if self.second is None else self.second(states.relu())[0]
+        found: Tensor = self.head(states[:, -1])
+        return found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_flow_that_outgrows_its_type_over_time_is_refused(kind: type[nn.RNNBase], apart: bool) -> None:
+    torch.manual_seed(0)
+    model = Stacked(kind, apart)
+    with pytest.raises(SynflowError, match=r"grows by 2\^\d+ over 64 steps of time.*model.double\(\)"):
+        synflow.prune(model, torch.ones(1, 64, 16), compression=4, steps=5)
+    wide = synflow.prune(model.double(), torch.ones(1, 64, 16, dtype=torch.float64), compression=4, steps=5)
+    assert sum(int(mask.sum()) for mask in wide.values()) == round(sum(m.numel() for m in wide.values()) / 4)
+    short = synflow.prune(model.float(), torch.ones(1, 24, 16), compression=4, steps=5)
+    assert all(bool(mask.any()) for mask in short.values())
+
+
+def test_both_directions_read_the_same_inputs_however_much_one_grows() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(16, 128, batch_first=True, bidirectional=True), Last(), nn.Linear(256, 3))
+    assert synflow.prune(model, torch.ones(1, 80, 16), compression=4, steps=5)
+
+
+class Last(nn.Module):
+    def forward(self, found: tuple[Tensor, Tensor]) -> Tensor:
+        return found[0][:, -1]

@@ -22,6 +22,7 @@ from .advice import advice
 from .passes import FlowPass, PassFindings, PassOptions
 from .tensor import Choice, Flow, anything, as_flow, fixed, flows, mapped, scaled
 
+Function: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Any]
 
 
@@ -101,12 +102,17 @@ def has_user_rule(name: str) -> bool:
 def composite(rule: Rule) -> Rule:
     """A rule written in torch operations on flows, which are themselves looked up in the table."""
 
-    def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with active_mode():
-            return rule(function, *args, **kwargs)
+            return rule(*args, **kwargs)
 
     run.composite = True  # type: ignore[attr-defined]
     return run
+
+
+def stand_in(rule: Rule) -> Rule:
+    """A composite rule that is the same for all its functions: it gets the arguments alone."""
+    return composite(lambda _, *args, **kwargs: rule(*args, **kwargs))
 
 
 def pass_under_way() -> bool:

@@ -51,11 +51,13 @@ class PassFindings:
     state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the leaves of a
     pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped` weights, which
     were also used outside of a layer.
+    `faded`: by how many powers of two a flow grew over time, where its type cannot hold all its steps at once.
     """
 
     had_shifts: bool = False
     bent: bool = False
     loose: bool = False
+    faded: int = 0
     notes: dict[str, None] = field(default_factory=dict)
     inputs: list[Tensor] = field(default_factory=list)
     unit_flows: dict[str, Tensor] = field(default_factory=dict)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dispatch import WEIGHTED, NoRuleError, Rule, active_mode, composite, findings, options
+from ..dispatch import WEIGHTED, Function, NoRuleError, Rule, active_mode, findings, options, stand_in
 from ..tensor import Flow, anything, as_flow, both, fixed
 from .basic import add, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
 
 
-def multiply(function: Callable[..., Any], first: Any, second: Any, **_: Any) -> Any:
-    """Products stay products: each factor carries the whole flow."""
-    return times(first, second)
-
-
-def weighted(
-    function: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-) -> Any:
+def weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Linear and convolution: one call, with the bias brought to the exponent of the product."""
     if active_mode().flow_pass.watched is not None:
         return _tapped(function, x, weight, bias, *args, **kwargs)
@@ -31,10 +23,10 @@ def weighted(
         return _weighted(function, *_readable(x, weight), bias, *args, **kwargs)
     if bias is None or not (isinstance(bias, Flow) or anything(bias)):
         return taken
-    return _with_flow_bias(function, taken, bias)
+    return _with_bias(function, taken, bias)
 
 
-def _taken_over(function: Callable[..., Any], x: Any, weight: Any, settings: tuple[Any, ...] = ()) -> Flow | None:
+def _taken_over(function: Function, x: Any, weight: Any, settings: tuple[Any, ...] = ()) -> Flow | None:
     """The layer without its bias, by the hooks of the pass, if there are any and they want it."""
     hooks = active_mode().flow_pass.hooks
     if hooks is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
@@ -47,13 +39,13 @@ def _readable(*items: Any) -> Any:
     return active_mode().readable(items, {})[0]
 
 
-def matrix_product(function: Callable[..., Any], first: Any, second: Any) -> Any:
+def matrix_product(function: Function, first: Any, second: Any) -> Any:
     """A matrix product; one with a weight (stored input first) is a layer."""
     taken = _taken_over(function, first, second)
     return product(function, *_readable(first, second)) if taken is None else taken
 
 
-def _tapped(function: Callable[..., Any], x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _tapped(function: Function, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The same, and the flow y dR/dy of each unit is noted; a copy goes on, so that nothing writes into y later."""
     sent = _weighted(function, x, weight, *args, **kwargs)
     name = (active_mode().flow_pass.watched or {}).get(id(weight))
@@ -71,37 +63,26 @@ def _tapped(function: Callable[..., Any], x: Tensor, weight: Tensor, *args: Any,
     return as_flow(sent.as_subclass(Tensor).clone(), sent.exponent, sent.degrees)
 
 
-def _weighted(
-    function: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-) -> Any:
+def _weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
     if not isinstance(x, Flow) and anything(x):
         findings().loose = True  # learned queries and the like: a flow that no input feeds
     large = function is torch.nn.functional.linear and not isinstance(weight, Flow) and weight.numel() >= LARGE
     if large and bias is None and isinstance(x, Flow):
         return settled(positive_linear(x.as_subclass(Tensor), weight.to(x.dtype)), x.exponent, x.degrees)
-    if bias is None or isinstance(bias, Flow) or not factors:
-        result = product(function, x, weight, None, *args, **kwargs)
-        return result if bias is None else _with_flow_bias(function, result, bias)
     exponent = sum(f.exponent for f in factors)
-    if exponent < -60:
-        # The bias would overflow at the exponent of the product: add it apart.
-        return _with_flow_bias(function, product(function, x, weight, None, *args, **kwargs), bias)
-    dtype = factors[0].dtype
+    # Below this exponent the bias would overflow, so that it is added apart.
+    if bias is None or isinstance(bias, Flow) or exponent < -60:
+        result = product(function, x, weight, None, *args, **kwargs)
+        return result if bias is None else _with_bias(function, result, bias)
+    dtype, degrees = factors[0].dtype, both(factors)
     data = function(positive(x, dtype), positive(weight, dtype), shift(bias, dtype, exponent), *args, **kwargs)
-    low_high = _degrees_with_shift(factors, bool(options().shifts))
-    return settled(data, exponent, low_high)
+    if degrees is not None and options().shifts:
+        degrees = degrees[0] * 0, degrees[1]  # a shift is a term that meets no weight
+    return settled(data, exponent, degrees)
 
 
-def _degrees_with_shift(factors: list[Flow], shifts: bool) -> Any:
-    """Degrees of a product to which a shift was added: a shift is a term that meets no weight."""
-    degrees = both(factors)
-    if degrees is None or not shifts:
-        return degrees
-    return degrees[0] * 0, degrees[1]
-
-
-def _with_flow_bias(function: Callable[..., Any], result: Flow, bias: Tensor) -> Any:
+def _with_bias(function: Function, result: Flow, bias: Tensor) -> Any:
     shape = [1] * result.dim()
     shape[_unit_dimension(function, result)] = -1
     viewed = bias.reshape(shape)
@@ -110,27 +91,20 @@ def _with_flow_bias(function: Callable[..., Any], result: Flow, bias: Tensor) ->
     return homogeneous(torch.add, result, viewed)
 
 
-def _unit_dimension(function: Callable[..., Any], result: Tensor) -> int:
+def _unit_dimension(function: Function, result: Tensor) -> int:
     """Where the units of a layer's output are: the channels of a convolution, the last dimension otherwise."""
     name = getattr(function, "__name__", "")
-    if "conv" not in name:
-        return result.dim() - 1
-    return result.dim() - 1 - int(name[-2])
+    return result.dim() - 1 - (int(name[-2]) if "conv" in name else 0)
 
 
-def divide(function: Callable[..., Any], first: Any, second: Any, **_: Any) -> Any:
+def divide(function: Function, first: Any, second: Any, **_: Any) -> Any:
     """A divisor that is a flow is a scale, not a path: it is applied without a gradient."""
     if isinstance(second, Flow):
         return times(first, reciprocal(torch.reciprocal, second))
     return product(torch.div, first, torch.as_tensor(second, dtype=first.dtype, device=first.device))
 
 
-def reverse_divide(function: Callable[..., Any], divisor: Any, dividend: Any) -> Any:
-    """`dividend / divisor` as Python spells it."""
-    return divide(function, dividend, divisor)
-
-
-def reciprocal(function: Callable[..., Any], x: Flow, power: float = 1.0) -> Flow:
+def reciprocal(function: Function, x: Flow, power: float = 1.0) -> Flow:
     """``x ** -power`` without a gradient; where there is no flow the quotient is zero, as its numerator is."""
     if not options().divide or options().saturate:
         return as_flow(torch.ones_like(fixed(x)))
@@ -142,12 +116,7 @@ def reciprocal(function: Callable[..., Any], x: Flow, power: float = 1.0) -> Flo
     return as_flow(inverse * 2.0 ** (whole - exponent), exponent)
 
 
-def rsqrt(function: Callable[..., Any], x: Flow) -> Flow:
-    """The usual divisor of a hand-written norm."""
-    return reciprocal(function, x, 0.5)
-
-
-def power(function: Callable[..., Any], x: Any, exponent: Any) -> Any:
+def power(function: Function, x: Any, exponent: Any) -> Any:
     """Powers: convex ones as they are (a term meets the base several times), concave ones as a scaled identity.
 
     For 0 < p < 1 the loss x**p - (x - d)**p is at most d * x**(p-1), so the union bound still holds.
@@ -160,40 +129,15 @@ def power(function: Callable[..., Any], x: Any, exponent: Any) -> Any:
         return reciprocal(function, x, -float(exponent))
     if exponent == 1 or options().saturate:
         return x
+    if exponent < 1:
+        return product(torch.mul, x, reciprocal(function, x, 1.0 - exponent))
     whole = x.exponent * exponent
     integer = math.floor(whole)
-    if exponent > 1:
-        data = x.as_subclass(Tensor) ** exponent
-        degrees = None if x.degrees is None else tuple((d * math.ceil(exponent)) for d in x.degrees)
-        return settled(data * 2.0 ** (whole - integer), integer, degrees)
-    rate = reciprocal(function, x, 1.0 - exponent) if exponent > 0 else reciprocal(function, x, 1.0)
-    return product(torch.mul, x, rate)
+    degrees = None if x.degrees is None else tuple((d * math.ceil(exponent)) for d in x.degrees)
+    return settled(x.as_subclass(Tensor) ** exponent * 2.0 ** (whole - integer), integer, degrees)
 
 
-def square_root(function: Callable[..., Any], x: Flow) -> Any:
-    """The square root, see `power`."""
-    return power(function, x, 0.5)
-
-
-def square(function: Callable[..., Any], x: Flow) -> Any:
-    """The square, see `power`."""
-    return power(function, x, 2)
-
-
-def reverse_subtract(function: Callable[..., Any], first: Any, second: Any, *, alpha: Any = 1) -> Any:
-    """`second - first`: a difference counts as a sum."""
-    return add(function, second, first, alpha=alpha)
-
-
-def reverse_matmul(function: Callable[..., Any], second: Any, first: Any) -> Any:
-    """`first @ second` as Python spells it when only the second is a flow."""
-    return product(torch.matmul, first, second)
-
-
-@composite
-def add_product(
-    function: Callable[..., Any], start: Any = None, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any
-) -> Any:
+def add_product(start: Any = None, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
     """addmm, baddbmm, addmv: a sum and a matrix product (torch names the factors differently in each)."""
     start = named.pop("input", start)
     result = torch.matmul(*factors, *named.values())
@@ -202,75 +146,41 @@ def add_product(
     return result if beta == 0 else start * abs(beta) + result
 
 
-@composite
-def add_scaled_product(function: Callable[..., Any], start: Any, first: Any, second: Any, *, value: Any = 1) -> Any:
-    """addcmul: a sum and an elementwise product."""
-    return start + first * second * abs(value)
-
-
-@composite
-def interpolate_between(function: Callable[..., Any], start: Any, end: Any, weight: Any) -> Any:
-    """lerp: both ends, each with its weight."""
-    return start * (1 - weight) + end * weight if not isinstance(weight, Flow) else start * weight + end * weight
-
-
-def mean_square(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Variance, as it appears in hand-written norms: the mean of the squares."""
-    dim = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
+def spread(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """var, std, var_mean, std_mean, as they appear in hand-written norms: the mean of the squares, or its root."""
+    name, dim = function.__name__, args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
     keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-    squares = power(function, x, 2)
-    if dim is None:
-        return homogeneous(torch.mean, squares)
-    return homogeneous(torch.mean, squares, dim=dim, keepdim=keepdim)
+    over = {} if dim is None else {"dim": dim, "keepdim": keepdim}
+    found = homogeneous(torch.mean, power(function, x, 2), **over)
+    if name.startswith("std"):
+        found = power(function, found, 0.5)
+    return (found, homogeneous(torch.mean, x, **over)) if name.endswith("_mean") else found
 
 
-def deviation(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Standard deviation: the root of `mean_square`."""
-    return power(function, mean_square(function, x, *args, **kwargs), 0.5)
-
-
-def mean_and(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """var_mean and std_mean: the spread and the mean."""
-    spread = deviation if "std" in function.__name__ else mean_square
-    dim = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
-    keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-    mean = homogeneous(torch.mean, x) if dim is None else homogeneous(torch.mean, x, dim=dim, keepdim=keepdim)
-    return spread(function, x, *args, **kwargs), mean
-
-
-_PRODUCTS = """
-bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot
-""".split()
+_PRODUCTS = "bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot".split()
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_PRODUCTS, product),
     **dict.fromkeys(WEIGHTED, weighted),
-    "matmul": matrix_product,
-    "mm": matrix_product,
+    **dict.fromkeys(("matmul", "mm"), matrix_product),
+    "rmatmul": lambda _, second, first: product(torch.matmul, first, second),
     "bilinear": lambda function, a, b, weight, bias=None: (
         product(function, a, b, weight) if bias is None else add(function, product(function, a, b, weight), bias)
     ),
-    "mul": multiply,
+    "mul": lambda _, first, second, **__: times(first, second),
     "div": divide,
-    "rdiv": reverse_divide,
+    "rdiv": lambda function, divisor, dividend: divide(function, dividend, divisor),
     "reciprocal": reciprocal,
-    "rsqrt": rsqrt,
-    "sqrt": square_root,
+    "rsqrt": lambda function, x: reciprocal(function, x, 0.5),
     "pow": power,
-    "square": square,
-    "add": add,
-    "sub": add,
-    "rsub": reverse_subtract,
-    "rmatmul": reverse_matmul,
-    "addmm": add_product,
-    "addmv": add_product,
-    "baddbmm": add_product,
-    "addcmul": add_scaled_product,
-    "lerp": interpolate_between,
-    "var": mean_square,
-    "std": deviation,
-    "var_mean": mean_and,
-    "std_mean": mean_and,
+    "sqrt": lambda function, x: power(function, x, 0.5),
+    "square": lambda function, x: power(function, x, 2),
+    **dict.fromkeys(("add", "sub"), add),
+    "rsub": lambda function, first, second, alpha=1: add(function, second, first, alpha=alpha),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), stand_in(add_product)),
+    "addcmul": stand_in(lambda start, first, second, value=1: start + first * second * abs(value)),
+    "lerp": stand_in(
+        lambda start, end, weight: start * (weight if isinstance(weight, Flow) else 1 - weight) + end * weight
+    ),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), spread),
 }
-
-__all__ = ["TABLE", "divide", "power", "reciprocal", "weighted"]

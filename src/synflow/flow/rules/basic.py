@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dispatch import active_mode, findings, options, source
+from ..dispatch import Function, active_mode, findings, options, source
 from ..tensor import (
     Flow,
     anything,
@@ -29,7 +28,7 @@ from ..tensor import (
 BLOCKING = -1e4
 
 
-def identity(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def identity(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Activations: positive input, slope one, so flow passes unchanged (the first flow among the arguments)."""
     return flows((args, kwargs))[0]
 
@@ -37,7 +36,7 @@ def identity(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 identity.keeps_positions = True  # type: ignore[attr-defined]
 
 
-def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def homogeneous(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Sums, means, concatenation, selection: the operation itself, with all exponents made equal."""
     exponent, args, kwargs, degrees = _aligned(args, kwargs, adds=function is torch.add)
 
@@ -49,7 +48,7 @@ def homogeneous(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return mapped(wrap, function(*args, **kwargs))
 
 
-def rearranged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def rearranged(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Reshaping, indexing, copying of one flow: the operation itself; nothing grows, so nothing is rescaled."""
     (source,) = flows((args, kwargs))
 
@@ -61,7 +60,7 @@ def rearranged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return mapped(wrap, function(*args, **kwargs))
 
 
-def product(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def product(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Operations linear in each factor: the operation itself on absolute constants; exponents add."""
     factors = flows((args, kwargs))
     dtype = factors[0].dtype
@@ -69,6 +68,11 @@ def product(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if options().shared and sum(not factor.is_leaf for factor in factors) > 1:
         args, kwargs = mapped(_half, (args, kwargs))
     return settled(function(*args, **kwargs), sum(f.exponent for f in factors), both(factors))
+
+
+def by_name(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call under the names that torch gives them, in their order."""
+    return {**dict(zip(names.split(), args, strict=False)), **kwargs}
 
 
 def _half(leaf: Any) -> Any:
@@ -138,7 +142,7 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     return exponent, args, kwargs, degrees
 
 
-def add(function: Callable[..., Any], first: Any, second: Any, *, alpha: Any = 1, **_: Any) -> Any:
+def add(function: Function, first: Any, second: Any, *, alpha: Any = 1, **_: Any) -> Any:
     """Sum and difference: a coefficient of -1 counts with its absolute value; mask constants block."""
     second, blocked = _unblocked(second)
     first, also = _unblocked(first)

@@ -8,24 +8,23 @@ so that every expert behind a router is reached, if there are positions enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dispatch import CHOICE, RULES, Rule, active_mode, composite
+from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite
 from ..tensor import Choice, Flow, leaves, mapped
 from .basic import BLOCKING, add, homogeneous, product, rearranged
 
 
 @composite
-def gate_at_one(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
+def gate_at_one(function: Function, x: Any, *_: Any, **__: Any) -> Any:
     """x over its own value: one where flow arrives, so that a product of many (a scan over time) is one as well."""
     return x / x
 
 
-def compare(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Choice:
+def compare(function: Function, *args: Any, **kwargs: Any) -> Choice:
     """A question about the values of flows; and, or, not of such questions: either answer, anywhere."""
     given = leaves((args, kwargs))
     shape = torch.broadcast_shapes(*(leaf.shape for leaf in given if isinstance(leaf, Tensor)))
@@ -36,14 +35,14 @@ def compare(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Choice:
     return choice
 
 
-def both_true(function: Callable[..., Any], first: Any, second: Any) -> Choice:
+def both_true(function: Function, first: Any, second: Any) -> Choice:
     """and: true only where each may be."""
     choice = compare(function, first, second)
     choice.logical_and_(first.as_subclass(Tensor)).logical_and_(second.as_subclass(Tensor))
     return choice
 
 
-def reshaped_choice(function: Callable[..., Any], choice: Any, *args: Any, **kwargs: Any) -> Any:
+def reshaped_choice(function: Function, choice: Any, *args: Any, **kwargs: Any) -> Any:
     """Reshaping and indexing of a choice; what is indexed by one is taken where it may be true."""
     if not isinstance(choice, Choice):
         args = tuple(leaf.as_subclass(Tensor) if isinstance(leaf, Choice) else leaf for leaf in args)
@@ -53,7 +52,7 @@ def reshaped_choice(function: Callable[..., Any], choice: Any, *args: Any, **kwa
     return result
 
 
-def either_side(function: Callable[..., Any], condition: Any, first: Any = None, second: Any = None) -> Any:
+def either_side(function: Function, condition: Any, first: Any = None, second: Any = None) -> Any:
     """where: the sum of both sides, blocking constants as zero; between two constants a gate."""
     if not isinstance(condition, Choice):
         condition, first = first, condition  # x.where(condition, y)
@@ -75,13 +74,8 @@ def _spread(side: Any, like: Tensor, shape: torch.Size) -> Tensor:
     return constant.expand(torch.broadcast_shapes(constant.shape, shape))
 
 
-def filled_by_choice(function: Callable[..., Any], x: Any, mask: Any, value: Any) -> Any:
-    """masked_fill where a choice says so: what was there counts, and what is filled in."""
-    return either_side(torch.where, mask, value, x)
-
-
 @composite
-def set_by_choice(function: Callable[..., Any], target: Any, index: Any, value: Any) -> None:
+def set_by_choice(function: Function, target: Any, index: Any, value: Any) -> None:
     """`target[choice] = value`: what was there counts as well."""
     index = tuple(leaf.as_subclass(Tensor) if isinstance(leaf, Choice) else leaf for leaf in leaves(index))
     if isinstance(value, (int, float)):
@@ -96,14 +90,14 @@ def turns(shape: torch.Size, dim: int, number: int, device: torch.device) -> Ten
     return positions.reshape(*rest, number).movedim(-1, dim)
 
 
-def select(function: Callable[..., Any], x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
+def select(function: Function, x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
     """topk: k positions in turn, whose flow passes."""
     axis = dim % max(x.dim(), 1)
     indices = turns(x.shape, axis, named.get("k", k), x.device)
     return torch.return_types.topk((rearranged(torch.gather, x, axis, indices), indices))
 
 
-def position(function: Callable[..., Any], x: Flow, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def position(function: Function, x: Flow, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """argmax and argmin: positions in turn."""
     if dim is None:
         return torch.zeros((), dtype=torch.long, device=x.device)
@@ -111,7 +105,7 @@ def position(function: Callable[..., Any], x: Flow, dim: int | None = None, keep
     return indices if keepdim else indices.squeeze(dim)
 
 
-def order(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
+def order(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
     """sort and argsort: in the order of the positions."""
     whole = [arg for arg in args if not isinstance(arg, bool)]
     axis = named.get("dim", whole[0] if whole else -1) % max(x.dim(), 1)
@@ -120,12 +114,7 @@ def order(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> An
     return indices if function.__name__ == "argsort" else torch.return_types.sort((x, indices))
 
 
-def drawn(function: Callable[..., Any], x: Flow, num_samples: int, *_: Any, **__: Any) -> Tensor:
-    """multinomial: positions in turn."""
-    return turns(x.shape, x.dim() - 1, num_samples, x.device)
-
-
-def statistic(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
+def statistic(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
     """median, quantile, kthvalue: any entry may be the one, so the mean."""
     skips = 1 if function.__name__ in ("kthvalue", "quantile", "nanquantile") else 0
     rest = list(args)[max(0, skips - ("q" in named) - ("k" in named)) :]
@@ -138,17 +127,7 @@ def statistic(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -
     return torch.return_types.median((mean, position(function, x, -1 if dim is None else dim, keepdim)))
 
 
-def finite(function: Callable[..., Any], x: Flow, *_: Any, **__: Any) -> Tensor:
-    """isnan, isinf, isfinite: a flow is finite."""
-    return torch.full(x.shape, function.__name__ == "isfinite", device=x.device)
-
-
-def everywhere(function: Callable[..., Any], x: Flow, *args: Any, **named: Any) -> Any:
-    """nonzero, count_nonzero: of ones, since a flow may arrive anywhere."""
-    return function(torch.ones(x.shape, device=x.device), *args, **named)
-
-
-def cast_choice(function: Callable[..., Any], choice: Choice, *args: Any, **kwargs: Any) -> Any:
+def cast_choice(function: Function, choice: Choice, *args: Any, **kwargs: Any) -> Any:
     """A choice as a number is a gate; as a whole number it counts where it may be true."""
     kinds = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.dtype)]
     if kinds and kinds[0] == torch.bool:
@@ -158,7 +137,7 @@ def cast_choice(function: Callable[..., Any], choice: Choice, *args: Any, **kwar
     return gate_at_one(function, choice.read)
 
 
-def with_choices(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def with_choices(name: str, function: Function, args: Any, kwargs: Any) -> Any:
     """An operation that has a choice among its arguments, by a rule for that or with a gate in its place."""
     rule = CHOICES.get(name) or (reshaped_choice if RULES.get(name) is rearranged else None)
     if rule is not None:
@@ -176,7 +155,8 @@ CHOICES: dict[str, Rule] = {
     **dict.fromkeys("to type float double long int bool type_as".split(), cast_choice),
     "logical_and": both_true,
     "where": either_side,
-    "masked_fill": filled_by_choice,
+    # What was there counts, and what is filled in.
+    "masked_fill": lambda _, x, mask, value: either_side(torch.where, mask, value, x),
     "__setitem__": set_by_choice,
     "nonzero": lambda function, choice, *args, **named: function(choice.as_subclass(Tensor), *args, **named),
 }
@@ -184,12 +164,20 @@ CHOICES: dict[str, Rule] = {
 TABLE: dict[str, Rule] = {
     CHOICE: with_choices,
     **dict.fromkeys(_COMPARISONS.split(), compare),
-    **dict.fromkeys("isnan isinf isfinite isposinf isneginf".split(), finite),
-    **dict.fromkeys("nonzero argwhere count_nonzero".split(), everywhere),
+    # A flow is finite.
+    **dict.fromkeys(
+        "isnan isinf isfinite isposinf isneginf".split(),
+        lambda function, x: torch.full(x.shape, function.__name__ == "isfinite", device=x.device),
+    ),
+    # A flow may arrive anywhere.
+    **dict.fromkeys(
+        "nonzero argwhere count_nonzero".split(),
+        lambda function, x, *args, **named: function(torch.ones(x.shape, device=x.device), *args, **named),
+    ),
     **dict.fromkeys("argmax argmin".split(), position),
     **dict.fromkeys("sort argsort".split(), order),
     **dict.fromkeys("median nanmedian kthvalue mode quantile nanquantile".split(), statistic),
     **dict.fromkeys("exp exp2 expm1".split(), gate_at_one),
     "topk": select,
-    "multinomial": drawn,
+    "multinomial": lambda _, x, num_samples, *__, **___: turns(x.shape, x.dim() - 1, num_samples, x.device),
 }

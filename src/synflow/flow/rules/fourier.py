@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dispatch import NoRuleError, Rule
+from ..dispatch import Function, NoRuleError, Rule
 from ..tensor import Flow, fixed
 from .basic import settled
 
@@ -17,7 +16,7 @@ _NAMES = [f"fft_{kind}{dims}" for kind in ("fft", "ifft", "rfft", "irfft") for d
 
 
 def transform(
-    function: Callable[..., Any], x: Flow, size: Any = None, dim: Any = None, norm: str | None = None, **named: Any
+    function: Function, x: Flow, size: Any = None, dim: Any = None, norm: str | None = None, **named: Any
 ) -> Any:
     """A discrete Fourier transform, forward or inverse, of real or complex data; the flow stays real."""
     name, size = function.__name__, named.get("n", named.get("s", size))

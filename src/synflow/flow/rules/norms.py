@@ -6,41 +6,32 @@ networks would square from block to block, and whole branches would vanish besid
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dispatch import Rule, active_mode, composite, options
+from ..dispatch import Function, Rule, active_mode, composite, options, stand_in
 from ..tensor import Flow, as_flow, fixed
 from .arithmetic import reciprocal
-from .basic import homogeneous, note_zero_gain, settled
+from .basic import by_name, homogeneous, note_zero_gain, settled
 
 
-def batch_norm(
-    function: Callable[..., Any],
-    x: Flow,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float | None = 0.1,
-    eps: float = 1e-5,
-    *_: Any,
-    **__: Any,
-) -> Any:
+def batch_norm(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """The affine map of evaluation made positive: gain |gamma| / sigma, shift |beta - gamma * mu / sigma|.
 
     With norms inside the flow: gain |gamma| / (mean flow of the tensor), shift |beta|, as in training.
     """
-    asked = options()
+    given = by_name("running_mean running_var weight bias training momentum eps", args, kwargs)
+    mean, variance, weight, bias = (given.get(name) for name in ("running_mean", "running_var", "weight", "bias"))
+    asked, eps = options(), given.get("eps", 1e-5)
     if asked.norms and asked.divide and not asked.saturate and not isinstance(weight, Flow):
         return _by_mean_flow(x, weight, bias)
-    if training or running_mean is None or running_var is None or isinstance(weight, Flow) or isinstance(bias, Flow):
-        return _by_parts(x, running_mean, running_var, weight, bias, training, eps)
-    gain, constant, is_zero = _remembered(running_mean, running_var, weight, bias, eps, x)
+    if mean is None or variance is None or given.get("training"):
+        return _by_own_scale(x, [0, *range(2, x.dim())], weight, bias)
+    if isinstance(weight, Flow) or isinstance(bias, Flow):
+        return _by_parts(x, mean, variance, weight, bias, eps)
+    gain, constant, is_zero = _remembered(mean, variance, weight, bias, eps, x)
     if is_zero:
         note_zero_gain()
     scaled = settled(x.as_subclass(Tensor) * gain, x.exponent, x.degrees)
@@ -59,19 +50,16 @@ def _by_mean_flow(x: Flow, weight: Tensor | None, bias: Tensor | None) -> Any:
     if gamma is not None:
         data = data * gamma.to(x.dtype).abs().reshape(shape)
     scaled = settled(data, x.exponent + inverse.exponent, x.degrees)
-    has_shift = isinstance(bias, Flow) or (bias is not None and bool(bias.any()))
-    return homogeneous(torch.add, scaled, bias.reshape(shape)) if bias is not None and has_shift else scaled
+    return homogeneous(torch.add, scaled, bias.reshape(shape)) if bias is not None and _counts(bias) else scaled
 
 
 @composite
-def _by_parts(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: bool, eps: float) -> Any:
-    gamma = _gain(weight)
-    if training or mean is None or variance is None:
-        return _affine(unit_scale(x, [0, *range(2, x.dim())]), gamma, bias, channel=1)
-    sigma = (variance.to(x.dtype) + eps).sqrt()
-    gain = 1 / sigma if gamma is None else gamma / sigma
-    constant = -mean / sigma if gamma is None else -_plain(gamma) * mean / sigma
-    return _affine(x, gain, constant if bias is None else constant + bias, channel=1)
+def _by_parts(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """Batch norm with a pruned gain or shift."""
+    gamma, sigma = _gain(weight), (variance.to(x.dtype) + eps).sqrt()
+    gamma = torch.ones_like(sigma) if gamma is None else gamma
+    constant = -(fixed(gamma) if isinstance(gamma, Flow) else gamma) * mean / sigma
+    return _affine(x, gamma / sigma, constant if bias is None else constant + bias)
 
 
 def _remembered(
@@ -99,76 +87,48 @@ def _remembered(
     return found
 
 
-def trailing_norm(
-    function: Callable[..., Any],
-    x: Flow,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> Any:
-    """Layer and RMS norm: unit scale over the trailing dimensions, gain |gamma|, shift |beta|."""
-    trailing = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
-    return _affine(unit_scale(x, list(range(-trailing, 0))), _gain(weight), bias, channel=None)
-
-
-def group_norm(
-    function: Callable[..., Any],
-    x: Flow,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> Any:
-    """Group norm: unit scale of each group, gain |gamma| and shift |beta| of each channel."""
-    grouped = x.reshape(x.size(0), num_groups, -1)
-    return _affine(unit_scale(grouped, [2]).reshape(x.shape), _gain(weight), bias, channel=1)
-
-
-def instance_norm(
-    function: Callable[..., Any],
-    x: Flow,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *_: Any,
-    **__: Any,
-) -> Any:
-    """Instance norm: as batch norm when it uses running statistics, else unit scale of each channel."""
-    if not use_input_stats:
-        return batch_norm(function, x, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _by_channel(x, weight, bias)
-
-
 @composite
-def _by_channel(x: Any, weight: Any, bias: Any) -> Any:
-    return _affine(unit_scale(x, list(range(2, x.dim()))), _gain(weight), bias, channel=1)
+def _by_own_scale(x: Any, dims: list[int], weight: Any, bias: Any) -> Any:
+    """A norm without statistics: unit scale over some dimensions, gain |gamma| and shift |beta| of each channel."""
+    return _affine(unit_scale(x, dims), weight, bias)
 
 
-def normalize(function: Callable[..., Any], x: Flow, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Any:
+def trailing_norm(x: Flow, normalized_shape: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
+    """Layer and RMS norm: unit scale over the trailing dimensions."""
+    trailing = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    return _affine(unit_scale(x, list(range(-trailing, 0))), weight, bias, by_channel=False)
+
+
+def group_norm(x: Flow, num_groups: int, weight: Any = None, bias: Any = None, *_: Any, **__: Any) -> Any:
+    """Group norm: unit scale of each group, gain |gamma| and shift |beta| of each channel."""
+    grouped = unit_scale(x.reshape(x.size(0), num_groups, -1), [2]).reshape(x.shape)
+    return _affine(grouped, weight, bias)
+
+
+def instance_norm(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Instance norm: as batch norm when it uses running statistics, else unit scale of each channel."""
+    given = by_name("running_mean running_var weight bias use_input_stats momentum eps", args, kwargs)
+    if given.pop("use_input_stats", True):
+        return _by_own_scale(x, list(range(2, x.dim())), given.get("weight"), given.get("bias"))
+    return batch_norm(function, x, **given)
+
+
+def normalize(x: Flow, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Any:
     """Division by a norm: the norm is a scale, not a path."""
-    return x * reciprocal(function, torch.linalg.vector_norm(x, p, dim, keepdim=True))
+    return x * reciprocal(torch.reciprocal, torch.linalg.vector_norm(x, p, dim, keepdim=True))
 
 
-def weight_norm(function: Callable[..., Any], direction: Tensor, length: Tensor, dim: int = 0) -> Any:
+def weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Any:
     """Weight normalisation: the direction over its length without a gradient, times the gain."""
     axes = [axis for axis in range(direction.dim()) if axis != dim] if dim >= 0 else list(range(direction.dim()))
     if not isinstance(direction, Flow):
         return length * (direction / direction.norm(dim=axes, keepdim=True))
-    return length * normalize(function, direction, 2.0, axes)
+    return length * normalize(direction, 2.0, axes)
 
 
-def softmax(function: Callable[..., Any], x: Flow, dim: int | None = None, *_: Any, **__: Any) -> Any:
+def softmax(x: Flow, dim: int | None = None, *_: Any, **__: Any) -> Any:
     """Rows divided by their sum without a gradient: they still sum to one, and flow still passes."""
-    if not options().divide:
-        return x
-    return x / x.sum(-1 if dim is None else dim, keepdim=True)
+    return x / x.sum(-1 if dim is None else dim, keepdim=True) if options().divide else x
 
 
 def unit_scale(x: Any, dims: list[int]) -> Any:
@@ -182,14 +142,14 @@ def unit_scale(x: Any, dims: list[int]) -> Any:
     return x * reciprocal(torch.reciprocal, as_flow(rms, x.exponent))
 
 
-def gate(function: Callable[..., Any], x: Any, *_: Any, **__: Any) -> Any:
+def gate(x: Any, *_: Any, **__: Any) -> Any:
     """A bounded gate (sigmoid): flow in proportion to its input, at a scale of one."""
     if not isinstance(x, Flow) or not options().divide:
         return x
     return x * reciprocal(torch.reciprocal, as_flow(fixed(x).mean(), x.exponent))
 
 
-def gated_linear(function: Callable[..., Any], x: Any, dim: int = -1) -> Any:
+def gated_linear(x: Any, dim: int = -1) -> Any:
     """GLU: one half, gated by the other."""
     first, second = x.chunk(2, dim)
     return first * torch.sigmoid(second)
@@ -204,34 +164,30 @@ def _gain(weight: Tensor | None) -> Tensor | None:
     return weight.detach()
 
 
-def _plain(gain: Tensor) -> Tensor:
-    return fixed(gain) if isinstance(gain, Flow) else gain
+def _counts(shift: Tensor | None) -> bool:
+    return isinstance(shift, Flow) or (shift is not None and bool(shift.any()))
 
 
-def _affine(x: Tensor, gain: Tensor | None, constant: Tensor | None, channel: int | None) -> Any:
-    """Gain, then shift, along the channels (or along the trailing dimensions)."""
-    shape = None
-    if channel is not None and x.dim() > channel + 1:
-        shape = [1] * x.dim()
-        shape[channel] = -1
-    if gain is not None:
-        x = x * (gain if shape is None else gain.reshape(shape))
-    if isinstance(constant, Flow) or (constant is not None and bool(constant.any())):
-        x = x + (constant if shape is None else constant.reshape(shape))
-    return x
+def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, by_channel: bool = True) -> Any:
+    """Gain, then shift, along the second dimension (or along the trailing dimensions)."""
+    shape = [-1] + [1] * (x.dim() - 2)
+    gain, shift = (v.reshape(shape) if by_channel and v is not None else v for v in (_gain(gain), shift))
+    x = x if gain is None else x * gain
+    return x + shift if shift is not None and _counts(shift) else x
 
+
+_STAND_INS: dict[str, Rule] = {
+    "layer_norm rms_norm": trailing_norm,
+    "group_norm": group_norm,
+    "normalize": normalize,
+    "_weight_norm": weight_norm,
+    "sigmoid hardsigmoid": gate,
+    "glu": gated_linear,
+    "softmax _softmax": softmax,
+}
 
 TABLE: dict[str, Rule] = {
     "batch_norm": batch_norm,
-    "layer_norm": composite(trailing_norm),
-    "rms_norm": composite(trailing_norm),
-    "group_norm": composite(group_norm),
     "instance_norm": instance_norm,
-    "normalize": composite(normalize),
-    "_weight_norm": composite(weight_norm),
-    "sigmoid": composite(gate),
-    "hardsigmoid": composite(gate),
-    "glu": composite(gated_linear),
-    "softmax": composite(softmax),
-    "_softmax": composite(softmax),
+    **{name: stand_in(rule) for names, rule in _STAND_INS.items() for name in names.split()},
 }

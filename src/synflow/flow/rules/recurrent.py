@@ -7,13 +7,13 @@ input's own value: one where anything reaches it, with flow to its weights, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ..dispatch import Rule, composite, findings, options
+from ..dispatch import Function, Rule, composite, findings, options
 from ..tensor import Flow, as_flow, fixed
 from .recurrent_scan import PARTS, can_scan, scan
 
@@ -60,7 +60,7 @@ def step(kind: str, x: Any, h: Any, c: Any, weights: Weights, has_biases: bool) 
 
 
 def recurrent_layer(
-    function: Callable[..., Any],
+    function: Function,
     x: Any,
     states: Any,
     flat: Any,
@@ -106,7 +106,7 @@ def _unrolled(kind: str, x: Any, h: Any, c: Any, weights: Weights, has_biases: b
     return torch.stack(collected), h, c
 
 
-def cell(function: Callable[..., Any], x: Any, state: Any, ih: Any, hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+def cell(function: Function, x: Any, state: Any, ih: Any, hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """`nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell`."""
     kind = function.__name__.split("_")[0]
     weights = (ih, hh) if b_ih is None else (ih, hh, b_ih, b_hh)

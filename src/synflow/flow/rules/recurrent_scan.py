@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import SynflowError
 from ...support.private_torch import DisableTorchFunction
 from ..dispatch import active_mode, findings, options
 from ..tensor import WINDOW, Flow, as_flow, fixed, peak, saturated, scaled
@@ -26,6 +27,10 @@ from .basic import settled, shift
 PARTS = {"lstm": 4, "gru": 3, "rnn": 1}
 # Which of the parts makes the candidate.
 NEW = {"lstm": 2, "gru": 2, "rnn": 0}
+
+
+# A flow that grows by so many powers of two over time leaves nothing of its first steps beside the last in float32.
+FADES = 100
 
 
 def can_scan(x: Any, h: Any, c: Any, *biases: Any) -> bool:
@@ -40,6 +45,7 @@ def can_scan(x: Any, h: Any, c: Any, *biases: Any) -> bool:
 
 def scan(kind: str, x: Flow, h: Any, c: Any, ih: Any, hh: Any, b_ih: Any, b_hh: Any) -> tuple[Any, Any, Any]:
     """The states after each step of time, and the last ones."""
+    _refuse_faded(x)
     inputs: Any = F.linear(x, ih, b_ih)
     if kind != "rnn" and not options().saturate:
         findings().note_bend()
@@ -49,6 +55,9 @@ def scan(kind: str, x: Flow, h: Any, c: Any, ih: Any, hh: Any, b_ih: Any, b_hh: 
         first = [_at(state, start, inputs.dtype) for state in (h, c) if state is not None]
         bias = None if b_hh is None else shift(b_hh, inputs.dtype, 0)
         states = _found(kind, inputs, first, _absolute(hh, inputs.dtype), bias, start)
+    grown = states.exponents[-1] - start
+    if grown > FADES and inputs.dtype != torch.float64:
+        findings().faded = max(findings().faded, grown)
     if not torch.is_grad_enabled():
         return _results(states, torch.stack(states.hidden[1:]), states.cells[-1:])
     own: Any = F.linear(as_flow(torch.stack(states.hidden[:-1])), hh)  # one layer, whose inputs have no gradient
@@ -61,6 +70,20 @@ def scan(kind: str, x: Flow, h: Any, c: Any, ih: Any, hh: Any, b_ih: Any, b_hh: 
         weight = _absolute(hh, rows.dtype).chunk(PARTS[kind])[NEW[kind]]
         output, *cell = _Scan.apply(kind, states, weight, new, old, *first, *gates)
         return _results(states, output, cell)
+
+
+def _refuse_faded(x: Flow) -> None:
+    """A layer on another one, whose first steps of time are lost beside its last: its scores would be wrong."""
+    grown = findings().faded
+    if not grown:
+        return
+    tops = fixed(x).detach().flatten(1).amax(1)
+    if bool(tops.min() < tops.max() * 2.0**-FADES):
+        raise SynflowError(
+            f"the flow through a recurrent layer grows by 2^{grown} over {len(x)} steps of time, more than "
+            f"{str(x.dtype).removeprefix('torch.')} holds, and another recurrent layer reads all of them; prune "
+            "model.double(), or give a shorter example: masks fit sequences of any length"
+        )
 
 
 @dataclass

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import Rule, active_mode, findings, options, source
+from ..dispatch import Function, Rule, active_mode, findings, options, source
 from ..tensor import Flow, as_flow, either, fixed, flows, leaves, mapped, scaled
-from .basic import BLOCKING, homogeneous, identity, rearranged, shift
+from .basic import BLOCKING, by_name, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
 relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
@@ -38,23 +38,22 @@ upsample_bilinear norm vector_norm linalg_vector_norm linalg_norm frobenius_norm
 """.split()
 
 
-def reduced(function: Callable[..., Any], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def reduced(function: Function, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     """Sum and mean, in the flow's own precision whatever type is asked for."""
     return homogeneous(function, *args, **kwargs)
 
 
-def like(function: Callable[..., Any], x: Tensor, other: Tensor) -> Any:
+def like(function: Function, x: Tensor, other: Tensor) -> Any:
     """view_as, expand_as, reshape_as: only the shape of the second matters."""
     if not isinstance(x, Flow):
         return function(x, other.as_subclass(Tensor))
     return as_flow(function(x, other), x.exponent, x.degrees)
 
 
-def cast(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+def cast(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Casts between floating types are not followed (scores are computed in one precision); moves are."""
     if not isinstance(x, Flow):
-        other = args[0]
-        return x.to(device=other.device, dtype=other.dtype)
+        return x.to(device=args[0].device, dtype=args[0].dtype)
     targets = [*args, *kwargs.values()]
     for target in targets:
         if isinstance(target, torch.dtype) and not target.is_floating_point:
@@ -66,44 +65,36 @@ def cast(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any
     return as_flow(x.to(device), x.exponent, x.degrees)
 
 
-def interpolate(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+def interpolate(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Resizing; bicubic has negative coefficients, so bilinear stands in for it."""
-    names = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
-    options = {**dict(zip(names, args, strict=False)), **kwargs}
-    if options.get("mode") == "bicubic":
-        options["mode"] = "bilinear"
-    return homogeneous(function, x, **options)
+    given = by_name("size scale_factor mode align_corners recompute_scale_factor antialias", args, kwargs)
+    if given.get("mode") == "bicubic":
+        given["mode"] = "bilinear"
+    return homogeneous(function, x, **given)
 
 
-def pad(
-    function: Callable[..., Any], x: Flow, padding: Any, mode: str = "constant", value: float | None = None, **_: Any
-) -> Any:
+def _filling(value: Any, x: Flow) -> float:
+    """A number that fills places of a flow: a shift."""
+    return float(shift(torch.tensor(float(value), dtype=x.dtype, device=x.device), x.dtype, x.exponent))
+
+
+def pad(function: Function, x: Flow, padding: Any, mode: str = "constant", value: Any = None, **_: Any) -> Any:
     """Padding; a padding value other than zero is a shift."""
-    if mode != "constant" or not value:
-        return as_flow(F.pad(x, padding, mode=mode), x.exponent, x.degrees)
-    constant = shift(torch.tensor(float(value), dtype=x.dtype, device=x.device), x.dtype, x.exponent)
-    return as_flow(F.pad(x, padding, value=float(constant)), x.exponent, x.degrees)
+    how = {"value": _filling(value, x)} if mode == "constant" and value else {"mode": mode}
+    return as_flow(F.pad(x, padding, **how), x.exponent, x.degrees)
 
 
-def constant_pad(function: Callable[..., Any], x: Flow, padding: Any, value: float = 0) -> Any:
-    """Padding by a constant, see `pad`."""
-    return pad(function, x, padding, "constant", float(value))
-
-
-def masked_fill(function: Callable[..., Any], x: Any, mask: Any, value: Any) -> Any:
+def masked_fill(function: Function, x: Any, mask: Any, value: Any) -> Any:
     """Filling with a constant: a very negative one blocks, another one is a shift."""
     if isinstance(value, Flow):
         return homogeneous(torch.where, mask, value, x)
-    number = float(value)
     if not isinstance(x, Flow):
         return function(x, mask, value)
-    constant = torch.zeros((), dtype=x.dtype, device=x.device)
-    if number > BLOCKING and number == number and abs(number) != float("inf"):
-        constant = shift(torch.tensor(number, dtype=x.dtype, device=x.device), x.dtype, x.exponent)
-    return as_flow(x.masked_fill(mask, float(constant)), x.exponent, x.degrees)
+    blocks = float(value) <= BLOCKING or not math.isfinite(value)
+    return as_flow(x.masked_fill(mask, 0.0 if blocks else _filling(value, x)), x.exponent, x.degrees)
 
 
-def where(function: Callable[..., Any], condition: Any, first: Any = None, second: Any = None) -> Any:
+def where(function: Function, condition: Any, first: Any = None, second: Any = None) -> Any:
     """A choice between two: each side as it is, blocking constants as zero."""
     if isinstance(function, type(Tensor.where)) and isinstance(condition, Flow):
         condition, first = first, condition
@@ -113,7 +104,7 @@ def where(function: Callable[..., Any], condition: Any, first: Any = None, secon
     return homogeneous(torch.where, condition, *sides)
 
 
-def set_item(function: Callable[..., Any], target: Tensor, index: Any, value: Any) -> None:
+def set_item(function: Function, target: Tensor, index: Any, value: Any) -> None:
     """`target[index] = value`, where either may be a flow."""
     if isinstance(value, Flow):
         flow = _becoming_flow(target, value)
@@ -141,7 +132,7 @@ def _becoming_flow(target: Tensor, value: Flow) -> Flow:
     return flow
 
 
-def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **__: Any) -> Any:
+def copy(function: Function, target: Tensor, source: Any, *_: Any, **__: Any) -> Any:
     """`target.copy_(source)`."""
     if isinstance(source, Flow):
         expanded = as_flow(source.expand_as(target).clone(), source.exponent, source.degrees)
@@ -151,43 +142,32 @@ def copy(function: Callable[..., Any], target: Tensor, source: Any, *_: Any, **_
     return target
 
 
-def maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+def maximum_pool(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Max pooling as it is; in the booleans flow passes from anywhere in the window."""
     if not options().saturate:
         findings().note_bend()
         return homogeneous(function, x, *args, **kwargs)
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = by_name("kernel_size stride padding dilation ceil_mode return_indices", args, kwargs)
     dims = int(function.__name__.replace("_with_indices", "")[-2])
-
-    def each(value: Any) -> tuple[int, ...]:
-        return tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
-
-    kernel = each(given["kernel_size"])
-    stride = each(given["stride"]) if given.get("stride") not in (None, [], ()) else kernel
-    padding, dilation = each(given.get("padding", 0)), each(given.get("dilation", 1))
-    shape = F_POOL[dims](
-        torch.zeros_like(fixed(x)), kernel, stride, padding, dilation, given.get("ceil_mode", False)
-    ).shape
-    spatial = x.shape[-dims:]
+    given = {"stride": None, "padding": 0, "dilation": 1, **given}
+    given["stride"] = given["stride"] or given["kernel_size"]
+    settings = [given[name] for name in ("kernel_size", "stride", "padding", "dilation")]
+    settings = [tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims for value in settings]
+    kernel, stride, _, dilation = settings
+    pool, convolution = getattr(F, f"max_pool{dims}d"), getattr(F, f"conv{dims}d")
+    shape, spatial = pool(torch.zeros_like(fixed(x)), *settings, given.get("ceil_mode", False)).shape, x.shape[-dims:]
     widths: list[int] = []
-    for size, out, k, s, p, d in reversed(
-        list(zip(spatial, shape[-dims:], kernel, stride, padding, dilation, strict=True))
-    ):
+    for size, out, k, s, p, d in reversed(list(zip(spatial, shape[-dims:], *settings, strict=True))):
         widths += [p, max(0, (out - 1) * s + d * (k - 1) + 1 - size - p)]
-    planes = F.pad(x.reshape(-1, 1, *spatial), widths)
-    conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[dims]
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
-    counted = conv(planes, ones, stride=stride, dilation=dilation)
+    planes = F.pad(x.reshape(-1, 1, *spatial), widths)
+    counted = convolution(planes, ones, stride=stride, dilation=dilation)
     window = (slice(None), slice(None), *(slice(0, n) for n in shape[-dims:]))
     counted = counted[window].reshape(shape)
     return homogeneous(torch.clone, as_flow(counted, x.exponent, x.degrees))
 
 
-F_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-
-
-def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+def adaptive_maximum_pool(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """Adaptive max pooling; in the booleans the average has the same support."""
     if not options().saturate:
         findings().note_bend()
@@ -196,7 +176,7 @@ def adaptive_maximum_pool(function: Callable[..., Any], x: Flow, *args: Any, **k
     return homogeneous(average, x, args[0] if args else kwargs["output_size"])
 
 
-def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) -> Any:
+def maximum(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """max, amax, maximum, and min as max (a sign does not count); in the booleans a sum has the same support."""
     function = _LARGEST.get(function.__name__, function)
     if not options().saturate:
@@ -210,15 +190,10 @@ def maximum(function: Callable[..., Any], x: Flow, *args: Any, **kwargs: Any) ->
     return total
 
 
-_LARGEST: dict[str, Callable[..., Any]] = {
-    "min": torch.max,
-    "amin": torch.amax,
-    "minimum": torch.maximum,
-    "fmin": torch.maximum,
-}
+_LARGEST: dict[str, Any] = {"min": torch.max, "amin": torch.amax, "minimum": torch.maximum, "fmin": torch.maximum}
 
 
-def reduce_into(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+def reduce_into(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
     """scatter_reduce and the like: a least entry as the largest, in the booleans a sum."""
     names = {"amin": "amax", "min": "max"}
 
@@ -241,13 +216,12 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(("view_as", "expand_as", "reshape_as"), like),
     **dict.fromkeys(("to", "type", "float", "double", "half", "bfloat16", "type_as", "cpu", "cuda"), cast),
     **dict.fromkeys(("max", "amax", "maximum", "fmax", "min", "amin", "minimum", "fmin"), maximum),
-    **{f"max_pool{n}d": maximum_pool for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": maximum_pool for n in (1, 2, 3)},
+    **{f"max_pool{n}d{end}": maximum_pool for n in (1, 2, 3) for end in ("", "_with_indices")},
     **{f"adaptive_max_pool{n}d": adaptive_maximum_pool for n in (1, 2, 3)},
     **dict.fromkeys(("scatter_reduce", "index_reduce", "segment_reduce"), reduce_into),
     "interpolate": interpolate,
     "pad": pad,
-    "constant_pad_nd": constant_pad,
+    "constant_pad_nd": lambda function, x, padding, value=0: pad(function, x, padding, value=value),
     "masked_fill": masked_fill,
     "where": where,
     "__setitem__": set_item,
