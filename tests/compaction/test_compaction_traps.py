@@ -214,6 +214,27 @@ def test_a_running_mean_that_is_zero_now_follows_what_it_averages():
     assert not small.compaction.notes
 
 
+def test_a_buffer_that_is_zero_now_and_is_written_to_wakes_what_it_silences():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            y = self.out(self.first(x * self.seen).relu())
+            self.seen += x.detach().abs().mean(0)
+            return y
+
+    model = Counts()
+    small = compact(model, X, {"out.weight": torch.ones(2, 4, dtype=torch.bool)})
+    assert width(small, "first") == 4
+    assert not small.compaction.notes  # the proof was enough
+    for _ in range(2):
+        expected, got = model(X), small(X)
+    torch.testing.assert_close(got, expected)
+
+
 class PassThrough(torch.autograd.Function):
     """ReLU forward, as if it were the identity backward."""
 
@@ -291,6 +312,13 @@ def test_a_layer_that_is_all_dead_keeps_one_unit():
     small = check(model, masks, X)
     assert sizes(small) == [(1, 3), (2, 1)]
     assert [stay.reason for stay in small.compaction.stayed] == ["one unit at least must stay"]
+
+
+def test_groups_that_are_all_dead_keep_one_unit():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1), Mean(2, 3))
+    small = check(model, {"3.weight": torch.zeros(2, 8, 1, 1, dtype=torch.bool)}, IMAGE)
+    assert sizes(small) == [(1, 3, 1, 1), (1, 1, 1, 1), (2, 1, 1, 1)]
+    assert "one unit at least must stay" in [stay.reason for stay in small.compaction.stayed]
 
 
 def test_a_weight_that_is_standardised_keeps_what_its_statistics_run_over():

@@ -192,6 +192,32 @@ def test_a_decision_keeps_only_what_its_own_module_sees():
     assert sizes(compact(model, torch.randn(2, 4), masks))[0] == (4, 4)
 
 
+def test_a_decision_that_is_handed_on_as_a_flag_keeps_what_the_called_module_sees():
+    class Child(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x, small):
+            hidden = self.a(x).relu()
+            return self.b(hidden) if small else self.c(hidden)
+
+    class Parent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = Child()
+
+        def forward(self, x):
+            return self.child(x, bool(x.abs().max() < 10))
+
+    model = Parent()
+    masks = {"child.b.weight": without(model, "child.b.weight", 1, [0, 1])}
+    small = compact(model, torch.randn(2, 4), masks)
+    assert width(small, "child.a") == 6
+    assert "child decides on values" in small.compaction.notes[-1]
+    same(small, masked(model, masks), 100 * torch.randn(2, 4))  # the other layer
+
+
 def test_a_decision_on_what_never_changes_is_none():
     class Constant(nn.Module):
         def __init__(self):

@@ -9,26 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..record.aten_names import (
-    ALONG,
-    BATCH_NORMS,
-    ELEMENTWISE,
-    FACTORIES,
-    KEEPING,
-    LIKE,
-    PARTS,
-    PERMUTATIONS,
-    POOLS,
-    REDUCTIONS,
-    SCATTERED,
-    VIEWS,
-)
+from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from . import coupling_moves as moves
-from .coupling import Coupling, UnfollowedError, beside, convolution, levelled, matrix_product
-from .liveness import batch_norm_parts, reduced
-from .planes import CONTRACTIONS, contraction
-from .units import Axes
+from .coupling import Coupling, UnfollowedError, beside, convolution, held, levelled, matrix_product
+from .liveness import batch_norm_parts, reduced, scattered
+from .planes import contraction
 
 __all__ = ["couple"]
 
@@ -101,104 +87,77 @@ def _along(c: Coupling, step: Step) -> None:
 
 
 def _pool(c: Coupling, step: Step) -> None:
-    source = c.of(step.inputs[0])
-    spatial = range(2, len(source))
-    c.freeze(step.inputs[0], spatial, "it is pooled over")
     for out in step.outputs:
-        c.axes[out] = [*levelled(c, source, spatial)[:2], *[None] * len(spatial)]
+        c.axes[out] = held(c, step.inputs[0], range(2, len(c.tape.shapes[out])), "it is pooled over")
 
 
 def _scattered(c: Coupling, step: Step) -> None:
     """Elements taken from, or added up at, places along one dimension that a table of numbers says."""
-    moved = [n for n in (step.ref("self"), step.ref("source"), step.ref("src")) if n is not None]
-    shape, dim = c.tape.shapes[moved[0]], step.args["dim"]
-    for number in moved:
-        c.freeze(number, [dim], f"it is looked up by number ({step.name})")
-        c.axes[number] = levelled(c, c.of(number), [dim % len(shape)])
-    result = beside(c, moved, c.tape.shapes[step.outputs[0]])
-    result[dim] = None
-    c.axes[step.outputs[0]] = result
+    for number in scattered(step):
+        c.axes[number] = held(c, number, [step.args["dim"]], f"it is looked up by number ({step.name})")
+    c.axes[step.outputs[0]] = beside(c, scattered(step), c.tape.shapes[step.outputs[0]])
 
 
 def _embedding(c: Coupling, step: Step) -> None:
-    table = step.ref("weight")
-    assert table is not None
-    rows, columns = c.of(table)
-    c.units.freeze(rows, "rows are looked up by number")
-    rank = len(c.tape.shapes[step.outputs[0]])
+    table = step.inputs[0]
+    c.freeze(table, [0], "rows are looked up by number")
+    columns, rank = c.of(table)[1], len(c.tape.shapes[step.outputs[0]])
     c.axes[step.outputs[0]] = [
-        *[None] * (rank - 1), None if columns is None else columns.reshape([1] * (rank - 1) + [-1])
-    ]  # fmt: skip
+        *[None] * (rank - 1),
+        None if columns is None else columns.reshape([1] * (rank - 1) + [-1]),
+    ]
 
 
 def _batch_norm(c: Coupling, step: Step) -> None:
     source = c.of(step.inputs[0])
-    for dim, ids in enumerate(source):
-        if dim != 1:  # weights that are standardised, seen as an image
-            c.units.freeze(ids, "a batch norm takes its statistics over it")
+    # Other dimensions have units where weights are standardised, seen as an image.
+    c.freeze(step.inputs[0], [d for d in range(len(source)) if d != 1], "a batch norm takes its statistics over it")
     channel = source[1]
     for part in batch_norm_parts(step):
-        ids = c.vector_of(part, channel)
+        ids = c.adopt(part, 0, channel)
         other = None if ids is None else ids.reshape(1, -1, *[1] * (len(source) - 2))
-        if channel is not None or other is not None:
-            channel = c.one(channel, other, "it is normalised together with a tensor of fixed size")
+        channel = c.one(channel, other, "it is normalised together with a tensor of fixed size")
     c.axes[step.outputs[0]] = source
 
 
 def _mixing_norm(c: Coupling, step: Step) -> None:
     """Statistics over channels change when channels go, even such as are zero."""
-    source, shape = c.of(step.inputs[0]), c.tape.shapes[step.inputs[0]]
-    rank = len(shape)
-    if step.name == "native_layer_norm":
-        dims = list(range(rank - len(step.args["normalized_shape"]), rank))
-        kind = "layer norm"
-    else:
-        dims, kind = [1], "group norm"
-    for dim in dims:
-        c.units.freeze(source[dim], f"a {kind} takes its statistics over it")
-    for name in ("weight", "bias"):
-        number = step.ref(name)
-        if number is not None:
-            c.freeze(number, range(len(c.tape.shapes[number])), f"a {kind} takes its statistics over it")
-    c.axes[step.outputs[0]] = source
+    layer = step.name == "native_layer_norm"
+    reason = f"a {'layer' if layer else 'group'} norm takes its statistics over it"
+    rank = len(c.tape.shapes[step.inputs[0]])
+    c.freeze(step.inputs[0], range(rank - len(step.args["normalized_shape"]), rank) if layer else [1], reason)
+    c.freeze_all(step.inputs[1:], reason)
+    _like(c, step)
 
 
 def _reduction(c: Coupling, step: Step) -> None:
     source = c.of(step.inputs[0])
     dims = reduced(step, len(source))
-    for dim in dims:
-        if source[dim] is not None:
-            if step.name == "sum":
-                c.totals.append((step.inputs[0], dim))
-            else:
-                c.units.freeze(source[dim], f"the {step.name} runs over it")
-    left = levelled(c, source, dims)
-    if step.args.get("keepdim"):
-        result: Axes = [None if dim in dims else ids for dim, ids in enumerate(left)]
+    if step.name == "sum":
+        c.totals += [(step.inputs[0], dim) for dim in dims if source[dim] is not None]
     else:
-        kept = [d for d in range(len(source)) if d not in dims]
-        result = []
-        for d in kept:
-            ids = left[d]
-            result.append(None if ids is None else ids.permute(*kept, *dims).reshape([ids.shape[k] for k in kept]))
+        c.freeze(step.inputs[0], dims, f"the {step.name} runs over it")
+    left = [None if dim in dims else ids for dim, ids in enumerate(levelled(c, source, dims))]
+    if not step.args.get("keepdim"):
+        left = [None if ids is None else ids.squeeze(tuple(dims)) for dim, ids in enumerate(left) if dim not in dims]
     for out in step.outputs:
-        c.axes[out] = result
+        c.axes[out] = left
 
 
 _RULES: dict[str, Callable[[Coupling, Step], None]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(CONTRACTIONS, _product),
-    **dict.fromkeys(VIEWS, moves.reshape),
-    **dict.fromkeys(PERMUTATIONS, moves.permute),
-    **dict.fromkeys(PARTS, moves.parts),
-    **dict.fromkeys(KEEPING, moves.shift),
-    **dict.fromkeys(BATCH_NORMS, _batch_norm),
-    **dict.fromkeys(REDUCTIONS, _reduction),
-    **dict.fromkeys(ALONG, _along),
-    **dict.fromkeys(POOLS, _pool),
-    **dict.fromkeys(FACTORIES, _factory),
-    **dict.fromkeys(LIKE, _like),
-    **dict.fromkeys(SCATTERED, _scattered),
+    **dict.fromkeys(aten.ELEMENTWISE, _elementwise),
+    **dict.fromkeys(aten.OPERANDS, _product),
+    **dict.fromkeys(aten.VIEWS, moves.reshape),
+    **dict.fromkeys(aten.PERMUTATIONS, moves.permute),
+    **dict.fromkeys(aten.PARTS, moves.parts),
+    **dict.fromkeys(aten.KEEPING, moves.shift),
+    **dict.fromkeys(aten.BATCH_NORMS, _batch_norm),
+    **dict.fromkeys(aten.REDUCTIONS, _reduction),
+    **dict.fromkeys(aten.ALONG, _along),
+    **dict.fromkeys(aten.POOLS, _pool),
+    **dict.fromkeys(aten.FACTORIES, _factory),
+    **dict.fromkeys(aten.LIKE, _like),
+    **dict.fromkeys(aten.SCATTERED, _scattered),
     "expand": moves.expand,
     "cat": moves.cat,
     "stack": moves.stack,

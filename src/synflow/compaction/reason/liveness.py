@@ -10,28 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..record.aten_names import (
-    ALONG,
-    BATCH_NORMS,
-    BINARY,
-    FLAT,
-    MOVES,
-    ODD,
-    OTHER_UNARY,
-    POOLS,
-    REDUCED_ONCE,
-    SAME,
-    SCATTERED,
-)
-from ..record.tape import Ref, Step, Tape
-from .planes import Contraction, compressed, contraction, lit, move, product, settled, some
+from ..record import aten_names as aten
+from ..record.tape import Step, Tape
+from .planes import compressed, contraction, lit, move, product, settled, some
 
-__all__ = ["batch_norm_parts", "channels", "nonzero_and_felt", "nonzero_only", "reduced"]
+__all__ = ["batch_norm_parts", "channels", "nonzero_and_felt", "nonzero_only", "reduced", "scattered"]
 
 
 @dataclass
@@ -95,37 +82,31 @@ def _follow(tape: Tape, alive: Mapping[int, Tensor], gradients: bool) -> _State:
 
 def _planes(state: _State, step: Step) -> list[Tensor] | None:
     """The planes of a step's results; None if there is no rule."""
-    name, tape = step.name, state.tape
+    name, tape, dim = step.name, state.tape, step.args.get("dim", 0)
     if (c := contraction(step, tape)) is not None:
-        return [_contracted(state, c)]
-    if name in MOVES:
-        moved = step.inputs if name in ("cat", "stack") else step.inputs[:1]
+        found = c.show(product(c.see(state.value(c.x), 0), c.see(state.value(c.y), 1)))
+        bias = state.value(c.bias)
+        return [found + (_per_channel(bias, found.dim()) if c.groups else bias)]
+    if name == "slice" and step.inputs[0] in tape.leaves:  # of a longer input it might be more
+        return [some(state.value(step.inputs[0]), [dim], keepdim=True)]
+    if name in aten.MOVES:
+        joined = [number for number in step.inputs if tape.shapes[number] != (0,)]
+        moved = joined if name in ("cat", "stack") else step.inputs[:1]
         return move(step, tape, [state.value(number) for number in moved])
-    if name in BATCH_NORMS:
+    if name in aten.BATCH_NORMS:
         return [_normalised(state, step)]
     if name in ("zeros", "new_zeros", "zeros_like"):
         return [torch.zeros([1] * len(tape.shapes[step.outputs[0]]), dtype=torch.bool)]
-    if name in SCATTERED:
-        numbers = [n for n in (step.ref("self"), step.ref("source"), step.ref("src")) if n is not None]
-        first, *others = (some(state.value(number), [step.args["dim"]], keepdim=True) for number in numbers)
+    if name in aten.SCATTERED:
+        first, *others = (some(state.value(number), [dim], keepdim=True) for number in scattered(step))
         return [first + others[0] if others else first]
     if name == "embedding":
         columns = some(state.value(step.ref("weight")), [0])
         return [columns.reshape([1] * (len(tape.shapes[step.outputs[0]]) - 1) + [-1])]
-    if name in BINARY:
-        return [_combined(step, [state.value(number) for number in step.inputs])]
-    for names, rule in _OF_ONE:
-        if name in names:
-            return [rule(step, *(state.value(number) for number in step.inputs))]
-    return None
-
-
-def _contracted(state: _State, c: Contraction) -> Tensor:
-    found = c.show_out(product(c.see_x(state.value(c.x)), c.see_y(state.value(c.y))))
-    if c.bias is None:
-        return found
-    bias = state.value(c.bias)
-    return found + (_per_channel(bias, found.dim()) if c.groups else bias)
+    planes = [state.value(number) for number in step.inputs]
+    if name in aten.BINARY:
+        return [_combined(step, planes)]
+    return next(([rule(step, *planes)] for names, rule in _OF_ONE if name in names), None)
 
 
 def _normalised(state: _State, step: Step) -> Tensor:
@@ -146,26 +127,14 @@ def _slope(_: Step, x: Tensor, *slopes: Tensor) -> Tensor:
     return x
 
 
-def _pooled(_: Step, x: Tensor, *_others: Tensor) -> Tensor:
-    return some(x, range(2, x.dim()), keepdim=True)
-
-
-def _along(step: Step, x: Tensor, *_: Tensor) -> Tensor:
-    return lit(some(x, [step.args["dim"]], keepdim=True))
-
-
-def _reduced(step: Step, x: Tensor, *_: Tensor) -> Tensor:
-    return some(x, reduced(step, x.dim()), bool(step.args.get("keepdim")))
-
-
 # Rules of operations on one tensor. No gradient passes the flat ones at zero: the derivative of x * x is zero there.
 _OF_ONE: tuple[tuple[set[str], Callable[..., Tensor]], ...] = (
-    (FLAT, lambda _, x: x * x),
-    (ODD | SAME, _slope),
-    (OTHER_UNARY, lambda _, x, *_others: lit(x)),
-    (POOLS, _pooled),
-    (ALONG, _along),
-    (REDUCED_ONCE, _reduced),
+    (aten.FLAT, lambda _, x: x * x),
+    (aten.ODD | aten.SAME, _slope),
+    (aten.OTHER_UNARY, lambda _, x, *_others: lit(x)),
+    (aten.POOLS, lambda _, x, *_others: some(x, range(2, x.dim()), keepdim=True)),
+    (aten.ALONG, lambda step, x, *_others: lit(some(x, [step.args["dim"]], keepdim=True))),
+    (aten.REDUCED_ONCE, lambda step, x: some(x, reduced(step, x.dim()), bool(step.args.get("keepdim")))),
 )
 
 
@@ -176,7 +145,7 @@ def _combined(step: Step, planes: list[Tensor]) -> Tensor:
         case "add" | "sub", 2:
             return first + planes[1]
         case "add" | "sub", 1:
-            return lit(first) if _may_be_nonzero(args["other"]) else first
+            return first if args["other"] == 0 else lit(first)
         case "mul", 2:
             return first * planes[1]
         case "div", 2:
@@ -197,8 +166,9 @@ def _combined(step: Step, planes: list[Tensor]) -> Tensor:
     return lit(total)
 
 
-def _may_be_nonzero(value: Any) -> bool:
-    return isinstance(value, Ref) or value != 0
+def scattered(step: Step) -> list[int]:
+    """What a step moves along a dimension to or from places that a table of numbers says."""
+    return [number for name in ("self", "source", "src") if (number := step.ref(name)) is not None]
 
 
 def batch_norm_parts(step: Step) -> list[int]:

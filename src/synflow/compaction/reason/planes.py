@@ -18,22 +18,11 @@ import torch
 from torch import Tensor
 
 from ...support.private_torch import pytree
-from ..record.aten_names import LOOKUPS, VIEWS
+from ..record.aten_names import LOOKUPS, OPERANDS, VIEWS
 from ..record.tape import Ref, Step, Tape
 from .units import common_shape
 
-__all__ = [
-    "CONTRACTIONS",
-    "Contraction",
-    "compressed",
-    "contraction",
-    "lit",
-    "move",
-    "product",
-    "redo",
-    "settled",
-    "some",
-]
+__all__ = ["Contraction", "compressed", "contraction", "lit", "move", "product", "redo", "settled", "some"]
 
 
 class _Sign(torch.autograd.Function):
@@ -82,27 +71,20 @@ def compressed(plane: Tensor) -> Tensor:
 
 
 def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
-    """The planes of what a step made that only moves elements: the step itself, done to planes."""
+    """What a step that only moves elements makes of planes, or of units: the step itself, done to them."""
     if step.name in LOOKUPS:
         return [_looked_up(step, planes[0], len(tape.shapes[step.outputs[0]]))]
-    if step.name == "slice" and step.inputs[0] in tape.leaves:  # of a longer input it might be more
-        return [some(planes[0], [step.args["dim"]], keepdim=True)]
     if step.name in ("cat", "stack"):
         return [_cat(step, tape, planes)]
-    full = [plane.float().expand(tape.shapes[n]) for plane, n in zip(planes, step.inputs, strict=False)]
-    if step.name in VIEWS:
-        found = [full[0].reshape(tape.shapes[step.outputs[0]])]
-    else:
-        found = redo(step, full)
+    plane = (planes[0].float() if planes[0].dtype == torch.bool else planes[0]).expand(tape.shapes[step.inputs[0]])
+    found = [plane.reshape(tape.shapes[step.outputs[0]])] if step.name in VIEWS else redo(step, [plane])
     return [lit(plane) if step.args.get("value") else compressed(plane) for plane in found]
 
 
 def _looked_up(step: Step, plane: Tensor, rank: int) -> Tensor:
     """Any of the rows may be the one that is asked for."""
-    if step.name == "index_select":
-        looked = [step.args["dim"] % plane.dim()]
-    else:
-        looked = [dim for dim, table in enumerate(step.args["indices"]) if table is not None]
+    tables = enumerate(step.args.get("indices", ()))
+    looked = [dim for dim, table in tables if table is not None] or [step.args["dim"] % plane.dim()]
     new = rank - plane.dim()
     if len(looked) != 1 or new < 0:
         return some(plane, range(plane.dim())).reshape([1] * rank)
@@ -112,17 +94,13 @@ def _looked_up(step: Step, plane: Tensor, rank: int) -> Tensor:
 
 
 def _cat(step: Step, tape: Tape, planes: Sequence[Tensor]) -> Tensor:
-    """Legacy empty tensors, which `cat` skips, have no place in the result."""
+    """Of `cat` without legacy empty tensors, which it skips."""
+    sizes = [tape.shapes[number] for number in step.inputs if tape.shapes[number] != (0,)]
     if step.name == "stack":
-        dim = step.args["dim"] % (planes[0].dim() + 1)
-        planes = [p.unsqueeze(dim) for p in planes]
-        sizes = [1] * len(planes)
-    else:
-        pairs = [(p, tape.shapes[n]) for p, n in zip(planes, step.inputs, strict=True) if tape.shapes[n] != (0,)]
-        dim = step.args["dim"] % len(pairs[0][1])
-        planes, sizes = [p for p, _ in pairs], [s[dim] for _, s in pairs]
+        planes, sizes = [p.unsqueeze(step.args["dim"]) for p in planes], [(1,) * (len(size) + 1) for size in sizes]
+    dim = step.args["dim"] % len(sizes[0])
     common = common_shape([(*p.shape[:dim], 1, *p.shape[dim + 1 :]) for p in planes])
-    parts = [p.expand([*common[:dim], size, *common[dim + 1 :]]) for p, size in zip(planes, sizes, strict=True)]
+    parts = [p.expand([*common[:dim], size[dim], *common[dim + 1 :]]) for p, size in zip(planes, sizes, strict=True)]
     return torch.cat(parts, dim)
 
 
@@ -139,11 +117,6 @@ def redo(step: Step, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-CONTRACTIONS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
-_OPERANDS = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "bmm": ("self", "mat2"),
-             "baddbmm": ("batch1", "batch2"), "convolution": ("input", "weight")}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Contraction:
     """A step as batched matrix product; `groups` is 0 for matrix products."""
@@ -156,46 +129,40 @@ class Contraction:
     groups: int
     transposed: bool
 
-    def see_x(self, plane: Tensor) -> Tensor:
-        shape = self.shapes[0]
+    def see(self, plane: Tensor, which: int) -> Tensor:
+        """The plane of `x` (0), `y` (1) or the output (2), with the dimension written out that is summed over."""
+        shape = self.shapes[which]
         if not self.groups:
-            return _batched(plane, shape, 1)
-        return _folded(plane).expand(1, shape[1]).reshape(self.groups, 1, -1)
+            if len(shape) == 2:
+                plane, shape = plane.unsqueeze(0), (1, *shape)
+            summed = 1 if which == 1 else 2
+            return plane.expand(*[size if d == summed else plane.shape[d] for d, size in enumerate(shape)])
+        if which != 1:
+            flat = some(plane, [d for d in range(plane.dim()) if d != 1])
+            return flat.expand(shape[1]).reshape(self.groups, 1, -1)
+        flat = some(plane.expand(*shape[:2], *plane.shape[2:]), range(2, plane.dim()))
+        flat = flat.reshape(self.groups, -1, shape[1])
+        return flat if self.transposed else flat.transpose(1, 2)
 
-    def see_y(self, plane: Tensor) -> Tensor:
-        shape = self.shapes[1]
-        if not self.groups:
-            return _batched(plane, shape, 0)
-        flat = some(plane.expand(shape[0], shape[1], *plane.shape[2:]), range(2, plane.dim()))
-        if self.transposed:
-            return flat.reshape(self.groups, -1, shape[1])
-        return flat.reshape(self.groups, -1, shape[1]).transpose(1, 2)
-
-    def see_out(self, plane: Tensor) -> Tensor:
+    def show(self, plane: Tensor) -> Tensor:
+        """The output in its own shape again."""
         shape = self.shapes[2]
-        if not self.groups:
-            return _batched(plane, shape, 1)
-        return _folded(plane).expand(1, shape[1]).reshape(self.groups, 1, -1)
-
-    def show_out(self, plane: Tensor) -> Tensor:
-        shape = self.shapes[2]
-        if not self.groups:
-            return plane if len(shape) == 3 else plane.squeeze(0)
-        return plane.reshape(1, shape[1], *[1] * (len(shape) - 2))
+        if self.groups:
+            return plane.reshape(1, shape[1], *[1] * (len(shape) - 2))
+        return plane if len(shape) == 3 else plane.squeeze(0)
 
 
 def contraction(step: Step, tape: Tape) -> Contraction | None:
     """The step as a contraction, None if it is something else."""
-    if step.name not in CONTRACTIONS:
+    if step.name not in OPERANDS:
         return None
-    x, y = (step.ref(name) for name in _OPERANDS[step.name])
+    x, y, bias = (step.ref(name) for name in OPERANDS[step.name])
     assert x is not None
     assert y is not None
-    out = step.outputs[0]
-    bias = step.ref("bias") if step.name == "convolution" else step.ref("self") if "add" in step.name else None
-    shapes = (tape.shapes[x], tape.shapes[y], tape.shapes[out])
-    groups = step.args["groups"] if step.name == "convolution" else 0
-    return Contraction(x, y, out, bias, shapes, groups, bool(step.args.get("transposed")))
+    shapes = (tape.shapes[x], tape.shapes[y], tape.shapes[step.outputs[0]])
+    return Contraction(
+        x, y, step.outputs[0], bias, shapes, step.args.get("groups", 0), bool(step.args.get("transposed"))
+    )
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -209,16 +176,3 @@ def product(x: Tensor, y: Tensor) -> Tensor:
         reached = rows.view(torch.uint8).amax(-2, keepdim=True).bool()  # `any` takes ten times as long
         return reached.expand(*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), *reached.shape[-2:])
     return torch.matmul(x.float(), y.float()) > 0
-
-
-def _folded(plane: Tensor) -> Tensor:
-    """(batch, channels, positions...) to (1, channels)."""
-    return some(plane, [d for d in range(plane.dim()) if d != 1]).unsqueeze(0)
-
-
-def _batched(plane: Tensor, shape: tuple[int, ...], summed: int) -> Tensor:
-    """A matrix, or a batch of them, with the dimension that is summed over written out."""
-    if len(shape) == 2:
-        plane, shape = plane.unsqueeze(0), (1, *shape)
-    dim = 1 + summed
-    return plane.expand(*[size if d == dim else plane.shape[d] for d, size in enumerate(shape)])

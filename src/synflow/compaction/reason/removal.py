@@ -78,8 +78,8 @@ def _notice(
         ids = root[ids]
         if not bool(going[ids].any()):
             continue
-        x, y = p.see_x(_plane(alive, p.x, p.shapes[0])), p.see_y(_plane(alive, p.y, p.shapes[1]))
-        stays = p.see_out(~gone_plane(_roots(coupling.of(p.out), root), going if gone is None else gone))
+        x, y = p.see(_plane(alive, p.x, p.shapes[0]), 0), p.see(_plane(alive, p.y, p.shapes[1]), 1)
+        stays = p.see(~gone_plane(_roots(coupling.of(p.out), root), going if gone is None else gone), 2)
         read = product(stays, y.transpose(1, 2)) & x  # (batch, m, k)
         read = read.any(1)
         if read.shape[0] > ids.shape[0]:

@@ -45,3 +45,6 @@ REDUCED_ONCE = {"sum", "mean", "amax", "amin", "linalg_vector_norm"}  # to one t
 ALONG = {"_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"}
 # Along one dimension elements are taken from, or added up at, places that a tensor of numbers says.
 SCATTERED = {"gather", "index_add", "scatter_add"}
+# Sums of products: the names of both factors, and of what is added.
+OPERANDS = {"mm": ("self", "mat2", ""), "addmm": ("mat1", "mat2", "self"), "bmm": ("self", "mat2", ""),
+            "baddbmm": ("batch1", "batch2", "self"), "convolution": ("input", "weight", "bias")}  # fmt: skip

@@ -25,11 +25,12 @@ from .tape import NUMBER, Ref, Step, Tape, number_of
 __all__ = ["recording"]
 
 _CONVOLUTION = "aten::convolution"
-_KEPT_CONSTANTS = 1 << 22  # whole numbers in one tensor, up to which the tape holds them: index tables are smaller
 # Operations, and functions that no operation shows, by which values of tensors come into Python, which may decide on
 # them; the numbers that `nonzero` returns it counts.
 _READING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
 _READING_FUNCTIONS = {"tolist", "numpy", "__array__"}
+
+_FLAGS = {bool, int, float, str}  # types in which code can hand a decision on to a module that it calls
 
 _Place = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -75,8 +76,6 @@ class _Recorder(TorchDispatchMode):
         number = len(self.tape.shapes)
         self.tape.shapes.append(tuple(tensor.shape))
         setattr(tensor, NUMBER, (self.tape, number))
-        if not tensor.is_floating_point() and tensor.numel() <= _KEPT_CONSTANTS:  # index tables say what they pick
-            self.tape.constants[number] = tensor.detach().clone()
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
             self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
@@ -118,6 +117,9 @@ class _Recorder(TorchDispatchMode):
 
     def enter(self, path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hand_over(path, (args, kwargs))
+        if any(type(leaf) in _FLAGS for leaf in pytree.tree_leaves((args, kwargs))):  # the flag may be the decision
+            decisions = self.tape.decisions
+            decisions += [(number, path) for number, caller in decisions if caller == self.path[-1] != path]
         self.path.append(path)
 
     def leave(self, path: str, _: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
@@ -208,8 +210,7 @@ def recording(model: nn.Module, tape: Tape, training: bool, hollow: bool = False
             tape.shapes.append(tuple(tensor.shape))
             tape.leaves[number] = name
             tape.trained.update([number] if isinstance(tensor, nn.Parameter) else [])
-            if not tensor.is_floating_point():
-                tape.constants[number] = tensor.detach().clone()
+            tape.whole.update([] if tensor.is_floating_point() else [number])
         setattr(tensor, NUMBER, (tape, number))
     hooks = []
     for path, module in model.named_modules():

@@ -46,8 +46,8 @@ class Step:
 class Tape:
     """The steps in order. Each tensor has a number; in-place operations give their tensor a new one.
 
-    `leaves` are the parameters and buffers, `trained` the parameters among them, `constants` the integer tensors that
-    steps read (index tables), `outputs` what the model returned, `written` the leaves that the model itself wrote to.
+    `leaves` are the parameters and buffers, `trained` the parameters among them, `whole` those of whole numbers (index
+    tables), `outputs` what the model returned, `written` the leaves that the model itself wrote to.
     `sizes` are dimensions whose size came straight from an attribute of a module, `fixed` the attributes that were used
     in any other way, too. `decisions` are tensors whose values came into Python, with the module that ran, `seen` the
     tensors that the code of each module had in hand, `remarks` what the user should know.
@@ -57,7 +57,7 @@ class Tape:
     steps: list[Step] = field(default_factory=list)
     leaves: dict[int, str] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
-    constants: dict[int, Tensor] = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     sizes: dict[tuple[int, int], Attribute] = field(default_factory=dict)
