@@ -383,20 +383,90 @@ class HeldTwice(nn.Module):
         return self.last(torch.relu(torch.nn.functional.linear(x, self.weights[0], self.first.bias)))
 
 
-def test_a_weight_that_a_list_holds_as_well_stays_pruned():
+def by_optimizer(_model, optimizer):
+    optimizer.step()
+
+
+def by_hand(model, _optimizer):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * (parameter.grad + 0.01 * parameter)
+
+
+def by_hand_on_the_list(model, _optimizer):
+    with torch.no_grad():
+        model.weights[0] -= 0.1 * model.weights[0].grad
+
+
+@pytest.mark.parametrize("update", [by_optimizer, by_hand, by_hand_on_the_list])
+@pytest.mark.parametrize("made", ["as it is", "copied", "pickled"])
+def test_a_weight_that_a_list_holds_as_well_stays_pruned(update, made):
     torch.manual_seed(0)
     model, inputs = HeldTwice(), torch.randn(16, 6)
     masks = synflow.prune(model, torch.ones(1, 6), compression=4)
-    attach(model, masks)
+    with pytest.warns(UserWarning, match=r"first\.weight is also held by model\.weights\[0\].*synflow\.unmasked"):
+        attach(model, masks)
+    model = {"copied": copy.deepcopy, "pickled": lambda m: pickle.loads(pickle.dumps(m))}.get(made, lambda m: m)(model)
+    before = model.weights[0].detach().clone()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
         model(inputs).square().sum().backward()
-        optimizer.step()
+        assert not model.weights[0].grad[~masks["first.weight"]].any()
+        update(model, optimizer)
+        assert not model.weights[0][~masks["first.weight"]].any()
+    assert not torch.equal(model.weights[0], before)
+    model.weights[0].data.add_(1)
     before = model(inputs)
     assert not model.weights[0][~masks["first.weight"]].any()
     bake(model)
     assert torch.equal(model(inputs), before)
+    model.weights[0].data.add_(1)
+    model(inputs).sum().backward()
+    assert model.weights[0].all(), "a baked model is plain"
+    assert model.weights[0].grad[~masks["first.weight"]].any()
+
+
+@pytest.mark.parametrize(
+    ("hold", "where"),
+    [
+        (lambda m: setattr(m, "kept", {"w": (m[0].weight,)}), r"kept\['w'\]\[0\]"),
+        (lambda m: setattr(m[2], "view", m[0].weight.data.view(-1)), r"2\.view"),
+        (lambda m: m.register_buffer("flat", m[0].weight.detach()[1:].t()), "flat"),
+        (lambda m: setattr(m, "ns", types.SimpleNamespace(w=m[0].weight)), r"ns\.w"),
+        (lambda m: setattr(m, "f", lambda x, w=m[0].weight: x @ w), "f of <lambda>"),
+    ],
+)
+def test_every_second_hold_of_a_masked_weight_is_named_once(hold, where):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    hold(model)
+    with pytest.warns(UserWarning, match=rf"0\.weight is also held by model\.{where}, where") as told:
+        attach(model, {"0.weight": torch.rand(8, 6) < 0.5})
+    assert len(told) == 1
+
+
+def test_what_is_no_second_hold_gives_no_warning(recwarn):
+    flat = torch.randn(2, 6, 6)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False), nn.LSTM(6, 6))
+    model[0].weight, model[1].weight = nn.Parameter(flat[0]), nn.Parameter(flat[1])  # side by side
+    model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, {name: torch.rand_like(weight) < 0.5 for name, weight in model.named_parameters()})
+    assert not recwarn.list
+
+
+def test_two_parameters_on_the_same_memory_are_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = nn.Parameter(model[0].weight.data)
+    message = r"0\.weight and 2\.weight are two Parameters on the same memory.*tie them"
+    with pytest.raises(SynflowError, match=message):
+        attach(model, {"0.weight": torch.eye(4).bool()})
+    with pytest.raises(SynflowError, match=message):
+        synflow.prune(model, torch.ones(1, 4), compression=2)
+    with pytest.raises(SynflowError, match=r"2\.weight and 0\.weight are two"):
+        synflow.prune(model, torch.ones(1, 4), compression=2, protect="0")
+    model[2].weight = model[0].weight
+    attach(model, synflow.prune(model, torch.ones(1, 4), compression=2))
+    assert int((model[2].weight != 0).sum()) == 8
 
 
 def test_weights_in_containers_and_objects_get_the_scores_of_ordinary_ones():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..network.wrappers import dense_name, unwrap
+from .aliases import forget_aliases, guard_aliases
 from .checks import check_boolean, check_mapping, check_masks, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
 from .places import Place, named_weights, places
@@ -51,6 +52,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
                 "synflow.rewind(model, state), synflow.attach(model, masks)"
             )
     _hold(masks, held)
+    guard_aliases(model, masks)
     return model
 
 
@@ -72,6 +74,7 @@ def bake(model: nn.Module) -> dict[str, Tensor]:
     for module in list(model.modules()):
         if masked_names(module):
             release(module)
+        forget_aliases(module)
     return masks
 
 
@@ -124,6 +127,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
             raise SynflowError(f"{name} is tied to {first}, but the state has another mask for it; nothing was loaded")
     _check_state(model, state)
     _hold(masks, held)
+    guard_aliases(model, masks)
     _load(model, state)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..network.selection import check_separate, spectral_normed
+from ..network.shared_memory import check_unshared
 from ..support.torch_modes import plain_tensors
 from .places import places, weights_at
 
@@ -71,6 +72,7 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
             raise SynflowError(f"{name}: no values on the meta device; materialize the model first, then attach")
         if any(isinstance(place.module, torch.jit.ScriptModule) for place in found[name]):
             raise SynflowError(f"{name} is in a TorchScript module, which cannot be masked; attach, bake, then script")
+    check_unshared({name: weights[name] for name in masks}, weights)
 
 
 @plain_tensors

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from ..support.private_torch import modes_entered, pytree, set_gradients
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .selection import Select, check_finite, prunable, slots
+from .shared_memory import held_beside
 from .wrappers import unwrap
 
 Loss = Callable[[Any, Any], Tensor]
@@ -27,11 +27,6 @@ Batch = tuple[Any, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 Model = TypeVar("Model", bound=nn.Module)
-
-# Attributes of a module whose weights `Network.replace` reaches.
-_OWN_PLACES = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
-# Objects looked through for weights that a model holds in containers: more than a model has, less than a data set.
-LOOKED_AT = 100_000
 
 
 @dataclass
@@ -198,29 +193,12 @@ def _reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> boo
 
     Such a function (a patched forward, a hook) is shared by the copy, and so are weights in lists or other objects.
     """
-    weights = {id(parameter) for parameter in chosen.values()}
-    modules = {id(module) for module in model.modules()}
-    waiting: list[Any] = []
     for module in model.modules():
-        waiting += [value for key, value in vars(module).items() if key not in _OWN_PLACES]
-        waiting += (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    if any(isinstance(value, (FunctionType, partial)) for value in waiting):
-        return True
-    seen: set[int] = set()
-    while waiting and len(seen) < LOOKED_AT:
-        value = waiting.pop()
-        if id(value) in weights:
+        carried = (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(isinstance(value, (FunctionType, partial)) for value in carried):
             return True
-        if id(value) in seen or id(value) in modules or isinstance(value, (Tensor, str, bytes, type, ModuleType)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            waiting += value
-        elif hasattr(value, "__dict__"):
-            waiting += vars(value).values()
-    return False
+    weights = {id(parameter) for parameter in chosen.values()}
+    return any(id(value) in weights for _, _, value in held_beside(model))
 
 
 @contextmanager

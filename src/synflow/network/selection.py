@@ -17,6 +17,7 @@ from ..support.private_torch import (
     WeightNormHook,
     WeightNormParametrization,
 )
+from .shared_memory import check_unshared
 from .wrappers import unwrap
 
 Select: TypeAlias = "str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None"
@@ -65,6 +66,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
         if parameter.is_meta:
             raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
         check_separate(name, parameter)
+    check_unshared(chosen, parameters)
     _refuse_weight_norm(model, chosen)
     chosen = {name: p for name, p in chosen.items() if p.numel()}
     if not chosen:

@@ -1,0 +1,83 @@
+"""Masked weights that a model also holds outside of its parameters: in a list, a dict, an object, as a view.
+
+Such a tensor is the parameter itself, or its memory, and no property hides its pruned entries. So they are zeroed
+before each forward pass of the module that holds it, as optimizer steps do too, and its gradient is masked. What is
+written there by hand is seen until then; `attach` warns of that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..network.shared_memory import held_beside, overlapping
+from ..network.wrappers import unwrap
+from .masked_modules import MASK_SUFFIX, mask_of, masked_names, zero_pruned
+from .places import Place, places, weights_at
+
+__all__ = ["forget_aliases", "guard_aliases"]
+
+
+class _Guard:
+    """A forward pre-hook of the module that holds the masked weight of a layer a second time."""
+
+    def __init__(self, layer: nn.Module, name: str) -> None:
+        self.layer, self.name = layer, name
+
+    def __call__(self, *_: Any) -> None:
+        parameter = self.layer._parameters.get(self.name)
+        if parameter is None or torch.compiler.is_compiling():
+            return
+        zero_pruned(self.layer)
+        if parameter.requires_grad and self.mask_gradient not in (parameter._backward_hooks or {}).values():
+            parameter.register_hook(self.mask_gradient)  # here, since copies of a parameter have no hooks
+
+    def mask_gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient with zeros where the weight is pruned."""
+        masked = self.name in masked_names(self.layer)
+        return torch.where(mask_of(self.layer, self.name), gradient, 0) if masked else gradient
+
+
+def guard_aliases(model: nn.Module, masked: Iterable[str]) -> None:
+    """Keep the pruned entries of the named weights zero where the model holds them a second time, and warn of it."""
+    found = places(model)
+    weights: dict[str, Tensor] = {**weights_at({name: found[name] for name in masked})}
+    holders = {f"model.{path}": (module, tensor) for module, path, tensor in _beside(unwrap(model))}
+    for name, path in overlapping(weights, {path: tensor for path, (_, tensor) in holders.items()}):
+        if path in holders:
+            _guard(holders[path][0], found[name][0])
+            warnings.warn(
+                f"{name} is also held by {path}, where no mask can hide what is written by hand; pruned entries are "
+                "set to zero there before each forward pass and after each step of an optimizer. To be safe, use the "
+                "weight by its name in forward, and write to it inside `with synflow.unmasked(model):`",
+                stacklevel=3,
+            )
+
+
+def _guard(holder: nn.Module, place: Place) -> None:
+    guarded = {(hook.layer, hook.name) for hook in holder._forward_pre_hooks.values() if isinstance(hook, _Guard)}
+    if (place.module, place.attribute) not in guarded:
+        holder.register_forward_pre_hook(_Guard(place.module, place.attribute))
+
+
+def forget_aliases(module: nn.Module) -> None:
+    """Take the hooks of `guard_aliases` off a module."""
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, _Guard):
+            del module._forward_pre_hooks[key]
+
+
+def _beside(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Tensors that the modules hold beside their parameters, and paths to them from the model."""
+    paths = {module: f"{path}." if path else "" for path, module in model.named_modules()}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not name.endswith(MASK_SUFFIX):
+                yield module, paths[module] + name, buffer
+    for module, path, tensor in held_beside(model):
+        if f"{path}_orig" not in module._parameters:  # which an old spectral norm made
+            yield module, paths[module] + path, tensor

@@ -1,0 +1,103 @@
+"""Weights that can be reached other than by their names: from lists and objects of a model, or on shared memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SynflowError
+
+__all__ = ["check_unshared", "held_beside", "overlapping"]
+
+# Attributes of a module that hold its parameters, buffers and submodules by their names.
+_BY_NAME = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
+# Objects that are looked through: more than a model has, less than a data set.
+LOOKED_AT = 100_000
+# An optimizer holds parameters to write to them; that is no second way of reading them.
+_PASSED_BY = (str, bytes, type, ModuleType, torch.optim.Optimizer)
+
+
+def held_beside(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Tensors that modules hold beside their parameters, buffers and submodules: the module, a path in it, the tensor.
+
+    Containers, objects and functions are looked through, each once; a tensor appears wherever it is held.
+    """
+    seen = {id(module) for module in model.modules()}
+    waiting: deque[tuple[nn.Module, str, Any]] = deque()
+    for module in model.modules():
+        waiting += ((module, key, value) for key, value in vars(module).items() if key not in _BY_NAME)
+    while waiting and len(seen) < LOOKED_AT:
+        module, path, value = waiting.popleft()
+        if isinstance(value, Tensor):
+            yield module, path, value
+        elif id(value) not in seen and not isinstance(value, _PASSED_BY):
+            seen.add(id(value))
+            waiting += ((module, path + step, inner) for step, inner in _inside(value))
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """What an object holds, and the step that leads there."""
+    if isinstance(value, Mapping):
+        return ((f"[{key!r}]", item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return ((f"[{position}]", item) for position, item in enumerate(value))
+    if isinstance(value, FunctionType):
+        held = (*map(_content, value.__closure__ or ()), *(value.__defaults__ or ()))
+        return ((f" of {value.__name__}", item) for item in held)
+    if isinstance(value, partial):
+        return ((" of partial", item) for item in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, MethodType):
+        return (("", value.__self__), ("", value.__func__))
+    return ((f".{key}", item) for key, item in vars(value).items()) if hasattr(value, "__dict__") else ()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+def overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Pairs of a weight and another tensor, or a further weight, that share memory.
+
+    They are compared entry by entry, since slices of one tensor may lie side by side.
+    """
+    storages: dict[Any, tuple[dict[str, Tensor], dict[str, Tensor]]] = defaultdict(lambda: ({}, {}))
+    for kind, tensors in enumerate((weights, others)):
+        for name, tensor in tensors.items():
+            if tensor.layout == torch.strided and not hasattr(tensor, "device_mesh"):  # a sharded one has no address
+                storages[tensor.untyped_storage().data_ptr(), tensor.dtype][kind][name] = tensor
+    for (address, _), (held, read) in storages.items():
+        if address and held and len(held) + len(read) > 1:  # empty tensors and those on the meta device are all at zero
+            yield from _overlapping(held, read)
+
+
+def _overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """`overlapping` for tensors of one storage: each weight marks its entries with its number."""
+    first, names = next(iter(weights.values())), list(weights)
+    size = first.untyped_storage().nbytes() // first.element_size()
+    owner = torch.zeros(size, dtype=torch.int32, device=first.device)
+    for number, (name, tensor) in enumerate((*weights.items(), *others.items()), start=1):
+        place = owner.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        entries = torch.bincount(place.flatten(), minlength=len(names) + 1).tolist()
+        yield from ((other, name) for other, shared in zip(names, entries[1:], strict=True) if shared)
+        if number <= len(names):
+            place.fill_(number)
+
+
+def check_unshared(chosen: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse to prune a weight that is on the memory of another parameter: zeros in one would be zeros in the other."""
+    rest = {name: parameter for name, parameter in parameters.items() if name not in chosen}
+    for one, other in overlapping(chosen, rest):
+        raise SynflowError(
+            f"{one} and {other} are two Parameters on the same memory, so neither can be pruned alone; tie them, so "
+            "that they are one Parameter (b.weight = a.weight), or give each its own memory: "
+            "nn.Parameter(weight.detach().clone())"
+        )
