@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from .tables import read_tables
 
 __all__ = ["configs_of", "draw", "redraw", "reproduce", "stored"]
 
+# What drawing raises where each result has its form, yet not the layers or lengths of its neighbours.
+MISFITS = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 IN_WORDS = "\n## In words\n"
 
 
@@ -90,7 +92,15 @@ def draw(
             f"{name}: none of its {len(configs)} runs at {scale} scale is in {root}; do them first: "
             f"synflow paper {name} --scale {scale} --runs {shlex.quote(str(root))}"
         )
-    drawing = EXPERIMENTS[name].draw(results, out, scale)
+    try:
+        drawing = EXPERIMENTS[name].draw(results, out, scale)
+    except SynflowError:
+        raise
+    except MISFITS as cause:
+        raise SynflowError(
+            f"{name}: the results in {root} do not fit together ({type(cause).__name__}: {cause}); move them away and "
+            f"do them again: synflow paper {name} --scale {scale}"
+        ) from cause
     notes = (*drawing.notes, *([f"{missing} of {len(configs)} runs are missing"] if missing else []))
     page = out / f"{name}.md"
     text = _page(name, scale, results, drawing, notes, settings or {}, command) + _written_by_hand(page)
@@ -104,18 +114,28 @@ def _written_by_hand(page: Path) -> str:
     return text[text.index(IN_WORDS) :] if IN_WORDS in text else ""
 
 
+def _share_run(configs: Sequence[Config], exported: Container[str]) -> float:
+    """Which share of some runs is in a table."""
+    return sum(identity(config) in exported for config in configs) / max(len(configs), 1)
+
+
 def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> dict[str, Drawing]:
-    """Draw the named figures from the tables of a folder without training, each at the largest scale that has runs."""
+    """Draw the named figures from the tables of a folder without training, each at the scale of which most was run."""
     exported = read_tables(folder)
     if not exported:
         raise SynflowError(f"{folder} holds no table of results (*.csv); write one with `synflow results --out`")
     made = {}
     for name in names:
-        for scale in reversed(SCALES):
-            if any(identity(config) in exported for config in configs_of(name, scale)):
-                runs = f"synflow paper {name} --scale {scale} --data-dir DIR  # does the runs"
-                made[name] = draw(name, scale, folder, out, command=f"{runs}\n    {command}  # redraws the figure")
-                break
+        share = {scale: _share_run(configs_of(name, scale), exported) for scale in reversed(SCALES)}
+        scale = max(share, key=lambda one: share[one])
+        if share[scale] > 0:
+            runs = f"synflow paper {name} --scale {scale} --data-dir DIR  # does the runs"
+            made[name] = draw(name, scale, folder, out, command=f"{runs}\n    {command}  # redraws the figure")
+    if not made:
+        raise SynflowError(
+            f"{folder} holds no runs of {', '.join(names)} in its tables; draw from the folder of the runs itself: "
+            f"synflow paper draw {names[0]} --runs DIR"
+        )
     return made
 
 

@@ -24,17 +24,16 @@ from synflow import __version__
 from synflow.errors import SynflowError, named
 
 from ..models.own_files import digest_of, is_file
-from ..support.json_files import NUMBER, check_form
+from ..support.json_files import check_form
 from .configs import Config, canonical, from_dict, identity, to_dict
+from .outcomes import ABOUT_FORM, check_outcome
 from .sealed_json import append_line, read_json, read_lines, write_bytes, write_json
 
 __all__ = ["BusyError", "Context", "Run", "execute", "folder_of", "is_done", "read_result"]
 
 
 # What every reader of a result relies on; a file with the right checksum may still be forged, or of another version.
-FORM = {
-    "config": dict, "outcome": dict, "about": {"seconds": NUMBER, "threads": int, "torch": str},
-}  # fmt: skip
+FORM = {"config": dict, "outcome": dict, "about": ABOUT_FORM}
 
 
 class BusyError(SynflowError):
@@ -117,11 +116,12 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     content = read_json(path)
     check_form(content, FORM, str(path))
     try:
-        name = identity(from_dict(content["config"]))
+        config = from_dict(content["config"])
     except SynflowError as cause:
         raise SynflowError(f"{path} is damaged: {cause}") from cause
-    if name != folder.name:
+    if identity(config) != folder.name:
         raise SynflowError(f"{path} is damaged: it belongs to another run")
+    check_outcome(config, content["outcome"], str(path))
     return content
 
 

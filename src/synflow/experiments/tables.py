@@ -12,7 +12,9 @@ from typing import Any
 
 from synflow.errors import SynflowError
 
+from ..support.json_files import check_form
 from .configs import Config, from_dict, identity, starting_point, to_dict
+from .outcomes import ABOUT_FORM, check_outcome, fits_a_table
 from .recipes import Recipe
 
 __all__ = ["command_of", "read_tables"]
@@ -24,22 +26,38 @@ OF_RECIPE = [f.name for f in dataclasses.fields(Recipe)]
 
 
 def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results in all CSV files of a folder, by the names of their runs; a row that is no result is an error."""
+    """The results in all CSV files of a folder, by the names of their runs; a row that is no result is an error.
+
+    Runs whose outcome is more than single values stay in their folders: rows of such runs are passed over.
+    """
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.csv")):
-        with open(path, newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    result = _result(row)
-                except (KeyError, SynflowError) as cause:
-                    raise SynflowError(
-                        f"{path}, line {number} is no result: {cause}; write the table with `synflow results --out`"
-                    ) from cause
-                found[identity(from_dict(result["config"]))] = result
+        for number, row in _rows(path):
+            where = f"{path}, line {number}"
+            try:
+                result = _result(row)
+                config = from_dict(result["config"])
+                if fits_a_table(config.task):
+                    check_form(result, {"about": ABOUT_FORM}, where)
+                    check_outcome(config, result["outcome"], where)
+                    found[identity(config)] = result
+            except SynflowError as cause:
+                said = str(cause) if where in str(cause) else f"{where} is no result: {cause}"
+                raise SynflowError(f"{said}; write the table with `synflow results --out`") from cause
     return found
 
 
-def _result(row: Mapping[str, str]) -> dict[str, Any]:
+def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with the lines they end on."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            return [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        raise SynflowError(f"{path} cannot be read as a table: {cause}") from cause
+
+
+def _result(row: Mapping[str, str | None]) -> dict[str, Any]:
     values = {name: _value(text) for name, text in row.items() if name is not None}
     settings = {name: values[name] for name in SETTINGS if values.get(name) is not None}
     recipe = {name: values[name] for name in OF_RECIPE if values.get(name) is not None}
@@ -50,15 +68,15 @@ def _result(row: Mapping[str, str]) -> dict[str, Any]:
     return {"config": config, "outcome": outcome, "about": {name: values.get(name) for name in ABOUT}}
 
 
-def _value(text: str) -> Any:
+def _value(text: str | None) -> Any:
     """A cell of a CSV file as Python wrote it: numbers, True, None as nothing, lists in brackets; else words."""
-    if text == "":
+    if not text:
         return None
     if text in ("True", "False"):
         return text == "True"
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

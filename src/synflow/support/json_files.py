@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SynflowError
 
-__all__ = ["MAYBE_NUMBER", "NUMBER", "check_form", "finite", "json_text", "parse_json", "read_json"]
+__all__ = ["MAYBE_NUMBER", "NUMBER", "Between", "check_form", "finite", "json_text", "parse_json", "read_json"]
 
 
 class _Absent:
@@ -21,6 +22,25 @@ class _Absent:
 ABSENT = _Absent()
 NUMBER = (int, float)
 MAYBE_NUMBER = (int, float, type(None))
+
+
+@dataclass(frozen=True)
+class Between:
+    """The form of a finite number within limits, whole if the limits are; an optional one may be missing or null."""
+
+    least: float
+    most: float
+    optional: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if isinstance(self.least, int) else "a number"
+        return f"{kind} from {self.least:g} to {self.most:g}{' or null' if self.optional else ''}"
+
+    def holds(self, value: Any) -> bool:
+        if value is None or value is ABSENT:
+            return self.optional
+        kinds = int if isinstance(self.least, int) else NUMBER
+        return isinstance(value, kinds) and not isinstance(value, bool) and self.least <= value <= self.most
 
 
 def finite(value: Any) -> Any:
@@ -73,9 +93,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_form(value: Any, form: Any, name: str) -> None:
-    """Refuse a value that has not the form: a type or types, a list of one form, or a dict of forms by key.
+    """Refuse a value that has not the form: a type or types, a list of one form, a dict of forms by key, or limits.
 
-    More keys than the form names are fine; a key whose form is a list or dict inside a tuple may be None.
+    `{str: form}` is an object whose values all have one form. More keys than the form names are fine; a key whose form
+    is a list or dict inside a tuple may be None.
 
     >>> check_form({"kept": 3, "layers": ["a", 2]}, {"kept": int, "layers": [str]}, "facts.json")
     Traceback (most recent call last):
@@ -93,16 +114,19 @@ def _misfit(value: Any, form: Any, where: str) -> tuple[str, Any, str] | None:
     if isinstance(form, dict):
         if not isinstance(value, dict):
             return where, value, "an object"
-        inner = ((value.get(key, ABSENT), kind, f"{where}.{key}" if where else key) for key, kind in form.items())
+        kinds = dict.fromkeys(value, form[str]) if str in form else form
+        inner = ((value.get(key, ABSENT), kind, f"{where}.{key}" if where else key) for key, kind in kinds.items())
     elif isinstance(form, list):
         if not isinstance(value, list):
             return where, value, "a list"
         inner = ((item, form[0], f"{where}[{index}]") for index, item in enumerate(value))
+    elif isinstance(form, Between):
+        return None if form.holds(value) else (where, value, str(form))
     elif isinstance(form, tuple) and isinstance(form[0], dict | list):
         return None if value is None else _misfit(value, form[0], where)
     else:
-        kinds = form if isinstance(form, tuple) else (form,)
-        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        types = form if isinstance(form, tuple) else (form,)
+        fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
         return None if fits else (where, value, wanted)
     return next((wrong for item in inner if (wrong := _misfit(*item)) is not None), None)
