@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .support import early_interrupts as _early_interrupts  # noqa: F401  (first: the rest takes time to import)
+
+# isort: split
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -61,6 +61,67 @@ def test_while_modules_are_imported(tmp_path, module):
     assert errors == "stopped\n"
 
 
+# Read by Python as it starts: a Ctrl-C at the moment at which the named module is asked for.
+AT_IMPORT = """
+import importlib.abc, os, signal, sys
+class Stop(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ.get("STOP_AT"):
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+print("python is up", flush=True)
+"""
+SCRIPT = "import sys\nfrom synflow.cli import main\nsys.exit(main())\n"  # what an installer writes to bin/synflow
+
+
+@pytest.fixture
+def watched(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT)
+    (tmp_path / "synflow").write_text(SCRIPT)
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
+
+
+@pytest.mark.parametrize("start", [["-m", "synflow"], ["synflow"]])
+@pytest.mark.parametrize("module", ["synflow._version", "synflow.errors", "synflow.cli", "typer", "rich", "numpy"])
+def test_while_the_command_starts(tmp_path, watched, start, module):
+    done = subprocess.run(
+        [sys.executable, *start, "models"], cwd=tmp_path, env={**watched, "STOP_AT": module}, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+COMMANDS = """models|doctor|scores|prune fc --compression 10 --steps 5000|inspect run|certify run|compact run|\
+bench run|export run|compare run run|demo|sweep --set model=fc --grid seed=0..900|results|paper --list|prune --help"""
+
+
+@pytest.mark.parametrize("command", COMMANDS.split("|"))
+def test_in_the_first_seconds_of_every_command(tmp_path, watched, command):
+    """A command that was quicker than the interrupt has done its work: an answer or one sentence, never a traceback."""
+    for delay in (0.1, 0.3, 1.0):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "synflow", *command.split()], cwd=tmp_path, env=watched, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode in (130, -signal.SIGINT, 0, 2), errors
+        assert "Traceback" not in errors
+        assert "bug" not in errors
+        if process.returncode == 130:
+            assert errors.splitlines()[-1].startswith("stopped")
+
+
+def test_the_library_leaves_the_handler_alone(tmp_path):
+    program = "import signal, synflow; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    for line in (["-c", program], ["own.py"]):
+        (tmp_path / "own.py").write_text(program)
+        done = subprocess.run([sys.executable, *line], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+        assert done.stdout == "True\n"
+
+
 def test_an_interrupt_that_meets_a_destructor_is_not_lost(tmp_path):
     (tmp_path / "net.py").write_text(
         textwrap.dedent(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -11,10 +10,10 @@ from types import FrameType
 from typing import Any
 
 from ..errors import MissingExtraError, need
+from ..support.early_interrupts import STOPPED, leave_at_once
 
 __all__ = ["main"]
 
-STOPPED = 130
 # Seconds until an interrupt that got lost in a destructor is raised once more.
 AGAIN = 0.05
 
@@ -23,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     theirs = signal.getsignal(signal.SIGINT)
     hook = sys.unraisablehook
-    if theirs is signal.default_int_handler:
+    ours = theirs in (signal.default_int_handler, leave_at_once)
+    if ours:
         signal.signal(signal.SIGINT, _interrupted)
         sys.unraisablehook = _unraisable
     try:
@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("stopped", file=sys.stderr)
         code = STOPPED
     finally:
-        if theirs is signal.default_int_handler:
-            signal.signal(signal.SIGINT, theirs)
+        if ours:
+            # With `argv` a program goes on after this call; without it the process ends, and nothing is left to stop.
+            signal.signal(signal.SIGINT, leave_at_once if argv is None else theirs)
             sys.unraisablehook = hook
     sys.exit(code)
 
@@ -48,9 +49,7 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
     """Ctrl-C: end at once while modules are imported, for libraries turn an interrupt of that into errors of theirs."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            print("stopped", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(STOPPED)
+            leave_at_once()
         frame = frame.f_back
     raise KeyboardInterrupt
 
@@ -58,6 +57,14 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
 def _unraisable(found: Any) -> None:
     """An interrupt that met a destructor is raised once more; Python would print it and go on."""
     if issubclass(found.exc_type, KeyboardInterrupt):
-        threading.Timer(AGAIN, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(AGAIN, _interrupt_main_thread).start()
     else:
         sys.__unraisablehook__(found)
+
+
+def _interrupt_main_thread() -> None:
+    """Ctrl-C for the main thread, so that whatever it waits for ends; Windows cannot choose a thread."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)

@@ -31,6 +31,7 @@ __all__ = [
     "behind_transforms",
     "disabled_torch_function",
     "modes_entered",
+    "onednn_linear",
     "pop_mode",
     "pytree",
     "set_gradients",
@@ -49,6 +50,13 @@ DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 
 # The value of `__torch_function__` of a tensor subclass that leaves every operation to torch.
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+
+# `onednn_linear(x, weight, None, "none", [], "")` is x @ weight.T by oneDNN, which torch leaves to another library
+# (MKL); the compiler of torch uses it. None where torch was built without oneDNN.
+onednn_linear: Any = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+)
 
 
 def modes_entered() -> int:
