@@ -27,16 +27,16 @@ def exponents(scale: str) -> tuple[float, ...]:
 
 def seeds(scale: str) -> tuple[int, ...]:
     """Seeds of a scale."""
-    return (0, 1, 2) if scale == "paper" else (0,)
+    return (0,) if scale == "smoke" else (0, 1, 2)
 
 
 def variation_configs(scale: str, variations: Variations) -> list[Config]:
     """Every variation at every compression for every seed."""
     return unique(
         configured(training_base(scale), **changes, compression=10**exponent, seed=seed)
+        for seed in seeds(scale)
         for changes in variations.values()
         for exponent in exponents(scale)
-        for seed in seeds(scale)
     )
 
 

@@ -31,7 +31,7 @@ def configs(scale: str) -> list[Config]:
         return methods_grid(small, (0.0, 1.0, 2.0), (0, 1))
     if scale == "laptop":
         small = training_base(scale)
-        return methods_grid(small, (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0), (0,))
+        return methods_grid(small, (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0), (0, 1, 2))
     recipe = paper_recipe("vgg16_bn", "cifar100", published=True)
     return methods_grid(Config(model="vgg16_bn", dataset="cifar100", recipe=recipe), EXPONENTS, (0, 1, 2))
 

@@ -23,7 +23,10 @@ __all__ = ["configs_a", "configs_b", "draw_a", "draw_b"]
 
 
 def configs_a(scale: str) -> list[Config]:
-    """Rounds and compressions, rewound as the lottery-ticket papers do, and not, as the published figure."""
+    """Rounds and compressions, rewound as the lottery-ticket papers do, and not, as the published figure.
+
+    The published figure has one run of each.
+    """
     base = configured(training_base(scale), task="imp", method="magnitude")
     rounds: tuple[int, ...]
     if scale == "paper":
@@ -35,7 +38,8 @@ def configs_a(scale: str) -> list[Config]:
     else:
         rounds, exponents = (1, 2), [1.0, 2.0]
     return [
-        configured(base, rounds=number, compression=10**exponent, rewind=rewind)
+        configured(base, rounds=number, compression=10**exponent, rewind=rewind, seed=seed)
+        for seed in ((0, 1, 2) if scale == "laptop" else (0,))
         for rewind in (True, False)
         for number in rounds
         for exponent in exponents
@@ -58,9 +62,9 @@ def draw_a(results: Results, folder: Path, scale: str) -> Drawing:
                 table += [
                     {
                         "rewound": "yes" if rewind else "no", "rounds": number, "compression": f"10^{x:g}",
-                        "top-1 accuracy (%)": f"{mean:.2f}",
+                        "top-1 accuracy (%)": f"{mean:.1f}" + ("" if low == high else f" ({low:.1f} to {high:.1f})"),
                     }
-                    for x, mean, _, _ in found
+                    for x, mean, low, high in found
                 ]  # fmt: skip
             most = max(math.log10(r["config"]["compression"]) for r in results)
             log_axis(panel, 0, math.ceil(most))
@@ -72,28 +76,33 @@ def draw_a(results: Results, folder: Path, scale: str) -> Drawing:
 
 
 def configs_b(scale: str) -> list[Config]:
-    """One dense training run, watched."""
-    return [configured(training_base(scale), task="magnitudes", method="dense")]
+    """Dense training, watched."""
+    base = configured(training_base(scale), task="magnitudes", method="dense")
+    return [configured(base, seed=seed) for seed in ((0, 1, 2) if scale == "laptop" else (0,))]
 
 
 def draw_b(results: Results, folder: Path, scale: str) -> Drawing:
-    """Each layer's average squared weight through training, and the slope over inverse size."""
+    """Each layer's average squared weight through training, and the slope over inverse size, a line for each seed."""
     del scale
-    outcome = results[0]["outcome"]
-    sizes, moments = outcome["sizes"], outcome["mean_square"]
-    table: list[dict[str, Any]] = []
+    runs = [(result["outcome"]["sizes"], result["outcome"]["mean_square"]) for result in results]
+    slopes = [[slope(sizes, means) for means in moments] for sizes, moments in runs]
     with canvas(1, 2, width=3.6, height=3.0) as (figure, axes):
         panel, lines = axes[0]
-        for place, colour in ((0, PALETTE[6]), (len(moments) - 1, PALETTE[0])):
-            x = [1 / sizes[name] for name in sizes]
-            panel.scatter(x, [moments[place][name] for name in sizes], s=18, color=colour, label=f"epoch {place}")
+        for sizes, moments in runs:
+            for place, colour in ((0, PALETTE[6]), (len(moments) - 1, PALETTE[0])):
+                x, y = [1 / sizes[name] for name in sizes], [moments[place][name] for name in sizes]
+                label = f"epoch {place}" if moments is runs[0][1] else None
+                panel.scatter(x, y, s=18, color=colour, label=label)
         log_log(panel)
         panel.set(xlabel="1 / weights of the layer", ylabel="average squared weight")
         panel.legend(fontsize=8)
-        slopes = [slope(sizes, means) for means in moments]
-        lines.plot(range(len(slopes)), slopes, color=PALETTE[0], marker="o")
+        for line in slopes:
+            lines.plot(range(len(line)), line, color=PALETTE[0], marker="o")
         lines.axhline(1, color="black", linestyle=":", linewidth=1)
         lines.set(xlabel="epoch", ylabel="slope (1: the inverse law)")
-        table += [{"epoch": place, "slope": f"{value:.3f}"} for place, value in enumerate(slopes)]
         paths = save(figure, folder, "fig5b")
-    return Drawing(tuple(paths), table)
+    table = [
+        {"epoch": place, "slope": ", ".join(f"{value:.3f}" for value in values)}
+        for place, values in enumerate(zip(*slopes, strict=True))
+    ]
+    return Drawing(tuple(paths), table, ("one slope for each seed",) if len(runs) > 1 else ())

@@ -23,7 +23,7 @@ PAIRS = tuple(
     for model in ("vgg11_bn", "vgg16_bn", "resnet18", "wide_resnet18")
 )
 EXPONENTS = tuple(step / 4 for step in range(13))
-# What two cores can do in about two hours: narrower networks, a few epochs on part of the training images.
+# What two cores can do in some hours: narrower networks, a few epochs on part of the training images.
 LAPTOP = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
 
 
@@ -35,7 +35,7 @@ def configs(scale: str) -> list[Config]:
     if scale == "laptop":
         vgg = training_base(scale)
         resnet = replace(vgg, model="resnet20", width=1.0)
-        return methods_grid(vgg, LAPTOP, (0,)) + methods_grid(resnet, LAPTOP[:2] + LAPTOP[3:], (0,))
+        return methods_grid(vgg, LAPTOP, (0, 1, 2)) + methods_grid(resnet, LAPTOP[:2] + LAPTOP[3:], (0, 1, 2))
     return [
         config
         for model, dataset in PAIRS

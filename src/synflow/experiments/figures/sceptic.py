@@ -16,6 +16,7 @@ from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, save
+from .tournament import recipe_changes
 from .uncertainty import interval
 
 __all__ = ["configs", "draw", "front"]
@@ -40,12 +41,14 @@ GRIDS: dict[str, Grid] = {
     "laptop": {
         "vgg11_bn": (CHAIN, (10**3.5, 10**3.0, 10**2.5), (0.03125, 0.0625, 0.125, 0.1875)),
         "resnet20": (tuple(SPARSE), (50.0, 20.0), (0.14, 0.23, 0.42)),
+        "vit": (tuple(SPARSE), (10.0,), (0.3125, 0.5, 0.75)),
     },
     "paper": {
         "vgg11_bn": (
             CHAIN, (10**1.5, 10**2.0, 10**2.5, 10**3.0, 10**3.5), (0.03125, 0.0625, 0.125, 0.1875, 0.25, 0.375)
         ),
         "resnet20": (tuple(SPARSE), (100.0, 50.0, 20.0, 10.0), (0.14, 0.23, 0.33, 0.42, 0.6)),
+        "vit": (tuple(SPARSE), (50.0, 20.0, 10.0), (0.25, 0.3125, 0.5, 0.75)),
     },
 }  # fmt: skip
 
@@ -55,7 +58,7 @@ def configs(scale: str) -> list[Config]:
     base = full_width_base(scale)
     seeds = (0,) if scale == "smoke" else (0, 1, 2)
     return unique(
-        configured(base, model=model, **changes, seed=seed)
+        configured(base, model=model, **changes, seed=seed, **recipe_changes(model, scale))
         for model, (names, compressions, widths) in GRIDS[scale].items()
         for seed in seeds
         for changes in (

@@ -21,9 +21,9 @@ from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, save
-from .uncertainty import interval
+from .uncertainty import half_width, interval
 
-__all__ = ["configs", "draw", "label"]
+__all__ = ["configs", "draw", "label", "recipe_changes"]
 
 COSTS = {"kept": "stored weights", "flops": "MFLOP of a forward pass"}
 
@@ -69,6 +69,8 @@ PAPER: Stages = tuple(
     for compression in EVERYWHERE
 )
 SMOKE: Stages = (("conv", 10.0, ("balanced", "SynFlow", "random, ERK densities")), ("conv", 1.0, ("dense",)))
+# A transformer learns late: the same comparison with twice the images and half as many epochs again.
+LONGER = {"train_per_class": 1000, "epochs": 12, "evaluate_every": 12}
 # Networks that sparse loops do not serve train slower: fewer epochs.
 FEWER = {"epochs": 8, "evaluate_every": 8}
 # Transformers learn little from plain momentum.
@@ -77,15 +79,24 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3, "lr_schedule": "one_cyc
 
 def configs(scale: str) -> list[Config]:
     """The runs of a scale, stage by stage, seed by seed; a score takes part as soon as it is in the table."""
-    base = full_width_base(scale)
     stages = {"smoke": SMOKE, "laptop": LAPTOP}.get(scale, PAPER)
-    fewer = FEWER if scale == "laptop" else {}
-    return unique(_runs(base, stages, (0,) if scale == "smoke" else (0, 1, 2), fewer))
+    runs = _runs(scale, stages, (0,) if scale == "smoke" else (0, 1, 2))
+    if scale == "laptop":
+        trained = _runs(scale, (("vit", 10.0, WITHOUT_NORMS[:3]),), (0, 1, 2))
+        runs = itertools.chain(runs, (configured(config, **LONGER) for config in trained))
+    return unique(runs)
 
 
-def _runs(base: Config, stages: Stages, seeds: Iterable[int], fewer: Mapping[str, Any]) -> Iterable[Config]:
+def recipe_changes(model: str, scale: str) -> dict[str, Any]:
+    """How the training of a network differs from that of the others at a scale."""
+    fewer = FEWER if scale == "laptop" and model in ("vit", "mobilenet") else {}
+    return {**(ADAM if model == "vit" else {}), **fewer}
+
+
+def _runs(scale: str, stages: Stages, seeds: Iterable[int]) -> Iterable[Config]:
+    base = full_width_base(scale)
     for (model, compression, names), seed in itertools.product(stages, seeds):
-        recipe = {**(ADAM if model == "vit" else {}), **(fewer if model in ("vit", "mobilenet") else {})}
+        recipe = recipe_changes(model, scale)
         for name in names:
             changes = ENTRANTS[name]
             if changes["method"] in (*SCORES, "balanced_norms", "dense"):
@@ -97,16 +108,21 @@ def label(config: Mapping[str, Any]) -> str:
     return next(name for name, changes in ENTRANTS.items() if changes["method"] == config["method"])
 
 
+def _network(config: Mapping[str, Any]) -> str:
+    """The network of a run as tables name it."""
+    longer = config["train_per_class"] == LONGER["train_per_class"]
+    return f"{NAMES.get(config['model'], config['model'])}{', 10,000 images' if longer else ''}"
+
+
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
     """Two rows: accuracy against kept weights, and against operations after compaction; a column for each network."""
     del scale
     groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
     for result in results:
         config = result["config"]
-        groups.setdefault((config["model"], config["compression"], label(config)), []).append(result)
-    models = [
-        name for name in dict.fromkeys([*NAMES, *(key[0] for key in groups)]) if any(k[0] == name for k in groups)
-    ]
+        groups.setdefault((_network(config), config["compression"], label(config)), []).append(result)
+    found = sorted({key[0] for key in groups})
+    models = sorted(found, key=lambda name: next((i for i, n in enumerate(NAMES.values()) if name.startswith(n)), 99))
     order = [*ENTRANTS]
     table = [
         _row(*key, group)
@@ -117,11 +133,11 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         for column, model in enumerate(models):
             for panel, key, said in zip(axes[:, column], COSTS, COSTS.values(), strict=True):
                 for place, name in enumerate(ENTRANTS):
-                    found = [group for k, group in groups.items() if k[0] == model and k[2] == name]
-                    _curve(panel, found, key, name, looks[name], aside=1.035 ** (place - 4) if key == "kept" else 1.0)
+                    mine = [group for k, group in groups.items() if k[0] == model and k[2] == name]
+                    _curve(panel, mine, key, name, looks[name], aside=1.035 ** (place - 4) if key == "kept" else 1.0)
                 panel.set(xlabel=said)
                 _axis(panel)
-            axes[0][column].set_title(NAMES.get(model, model))
+            axes[0][column].set_title(model)
         for row in axes:
             row[0].set_ylabel("top-1 accuracy (%)")
         handles = {
@@ -133,7 +149,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         "operations (two for each multiplication) and parameters are those of the compact network, zeros inside its "
         "layers included",
         "dead layers: those without any weight, and those without a weight on a path; means over seeds",
-        "points are means over seeds, bars reach from the lowest to the highest",
+        "points are means over seeds, bars reach from the lowest to the highest; for one seed: the 95% interval over "
+        "test images",
         "in the upper row points of equally many weights are set side by side",
     )
     return Drawing(tuple(paths), table, notes)
@@ -160,21 +177,27 @@ def _curve(
     found = sorted(found, key=lambda group: _mean(group, key))
     tops = [[float(result["outcome"]["top1"]) for result in group] for group in found]
     means = [fmean(top) for top in tops]
-    spread = [[mean - min(top) for mean, top in zip(means, tops, strict=True)]]
-    spread.append([max(top) - mean for mean, top in zip(means, tops, strict=True)])
+    ranges = [(min(top), max(top)) if len(top) > 1 else _of_images(top[0]) for top in tops]
+    spread = [[mean - low for mean, (low, _) in zip(means, ranges, strict=True)]]
+    spread.append([high - mean for mean, (_, high) in zip(means, ranges, strict=True)])
     x = [_mean(group, key) * aside / (1e6 if key == "flops" else 1) for group in found]
     panel.errorbar(x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2)
+
+
+def _of_images(top1: float) -> tuple[float, float]:
+    """The 95% interval over test images, for a single seed."""
+    return top1 - half_width(top1), top1 + half_width(top1)
 
 
 def _mean(group: list[Mapping[str, Any]], key: str) -> float:
     return fmean(float(result["outcome"].get(key) or 0) for result in group)
 
 
-def _row(model: str, compression: float, name: str, group: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(network: str, compression: float, name: str, group: list[Mapping[str, Any]]) -> dict[str, Any]:
     disconnected = sum(not result["outcome"].get("connected", True) for result in group)
     dead = f"{_mean(group, 'empty_layers'):.1f}, {_mean(group, 'dead_layers'):.1f}"
     return {
-        "network": NAMES.get(model, model), "compression": f"{compression:g}", "score": name,
+        "network": network, "compression": f"{compression:g}", "score": name,
         "top-1 (%)": interval(group), "weights": f"{_mean(group, 'kept'):,.0f}",
         "MFLOP": f"{_mean(group, 'flops') / 1e6:.1f}", "parameters": f"{_mean(group, 'parameters'):,.0f}",
         "dead layers": dead + (f", {disconnected} disconnected" if disconnected else ""),
