@@ -1,4 +1,4 @@
-"""For mkdocs: files outside docs/ that pages link to (examples, changes) become part of the site."""
+"""For mkdocs: files outside docs/ that pages link to, and a page of all stored runs, become part of the site."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from synflow.experiments.results import collect
+from synflow.experiments.results_page import page_of
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = re.compile(
@@ -21,6 +24,10 @@ def on_files(files: Files, config: Any) -> Files:
     for path in paths:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    rows, problems = collect(ROOT / "docs" / "results" / "data")
+    if problems:
+        raise SystemExit("\n".join(problems))
+    files.append(File.generated(config, "results/runs.html", content=page_of(rows)))
     return files
 
 

@@ -68,6 +68,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     site = tmp_path / "site"
     pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.glob("**/*.html")}
     assert len(pages) >= 12
+    stored = (ROOT / "docs" / "results" / "data" / "runs.csv").read_text().splitlines()
+    assert f"{len(stored) - 1} runs" in pages["results/runs.html"]
     for name, html in pages.items():
         if name == "404.html":
             continue

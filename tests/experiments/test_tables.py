@@ -38,6 +38,11 @@ def test_a_table_holds_what_figures_need(runs, tmp_path):
         assert result["config"] == stored["config"]
         for key in ("top1", "kept", "parameters", "flops", "train_seconds", "epochs"):
             assert result["outcome"][key] == stored["outcome"][key]
+    again, problems = results.collect(tmp_path / "data")
+    assert not problems
+    by_name = {row["run"]: row for row in rows}
+    assert {row["run"]: row["top1"] for row in again} == {name: row["top1"] for name, row in by_name.items()}
+    assert all(row["command"] == by_name[row["run"]]["command"] for row in again)
     made = redraw(tmp_path / "data", tmp_path / "figures", ["past", "sceptic", "fig5a"])
     assert list(made) == ["past", "sceptic"]
     page = (tmp_path / "figures" / "past.md").read_text()
@@ -53,6 +58,9 @@ def test_a_row_that_is_no_result_is_named(tmp_path):
     (tmp_path / "runs.csv").write_text("run,method\nx,nonsense\n")
     with pytest.raises(SynflowError, match=r"runs\.csv, line 2 is no result: no method 'nonsense'"):
         tables.read_tables(tmp_path)
+    rows, problems = results.collect(tmp_path)
+    assert (rows, len(problems)) == ([], 1)
+    assert "line 2 is no result" in problems[0]
     with pytest.raises(SynflowError, match="holds no table of results"):
         redraw(tmp_path / "none", tmp_path, ["past"])
 

@@ -16,7 +16,7 @@ from .configs import from_dict
 from .runs import read_result
 from .sealed_json import write_bytes
 from .summaries import Spread, to_latex
-from .tables import command_of
+from .tables import command_of, read_tables
 
 __all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
 
@@ -25,7 +25,10 @@ _CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*$")
 
 
 def collect(root: str | Path) -> tuple[list[Row], list[str]]:
-    """A row for each finished run under a folder, settings and outcome side by side, and what could not be read."""
+    """A row for each finished run under a folder, settings and outcome side by side, and what could not be read.
+
+    Runs that were exported into a table there (`synflow results --out runs.csv`) count as well.
+    """
     folder = Path(root)
     if not folder.is_dir():
         raise SynflowError(f"{folder} is no folder of runs; name the one given as --runs when they were made")
@@ -38,7 +41,12 @@ def collect(root: str | Path) -> tuple[list[Row], list[str]]:
             continue
         if result is not None:
             rows.append(_row(path.parent.name, result))
-    return rows, problems
+    try:
+        exported = read_tables(folder)
+    except SynflowError as cause:
+        return rows, [*problems, str(cause)]
+    known = {row["run"] for row in rows}
+    return rows + [_row(name, result) for name, result in exported.items() if name not in known], problems
 
 
 def _row(name: str, result: Mapping[str, Any]) -> Row:
