@@ -249,6 +249,8 @@ def test_a_flow_that_changes_stops_the_cutting() -> None:
     model, example = gated()
     masks = synflow.prune(model, example, compression=30, steps=40)
     assert masks.about["fallbacks"].startswith("cutting down: the flow changes from")
+    plain = synflow.prune(model, example, compression=30, steps=40, engine="plain")
+    assert all(torch.equal(masks[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("compression", [1.25, 2.0, 20.0])

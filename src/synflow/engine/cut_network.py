@@ -67,9 +67,12 @@ class CutNetwork:
                 small.outside[name] = positions if before is None else torch.cat([before, positions])
         return small
 
-    def cut_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the network that this one was cut from, cut likewise."""
-        return {name: part_of(tensor, self._kept.get(name, {})) for name, tensor in tensors.items()}
+    def cut_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the network that this one was cut from, cut likewise; each is taken out, so that it may be freed.
+
+        A tensor that is not cut is handed on as it is.
+        """
+        return {name: part_of(tensors.pop(name), self._kept.get(name, {})) for name in list(tensors)}
 
     def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parts of whole tensors that lie in this network."""

@@ -213,15 +213,20 @@ class FastEngine:
         change()
 
         def undo() -> None:
-            fresh = self._cut.parts(absolute(self.network, masks, self.settings.power, half=self._half))
+            parts = self._cut.parts(masks)
+            fresh = self._made_again(parts)
             for name, magnitude in self.magnitudes.items():
                 magnitude.copy_(fresh[name])
-            for name, part in self._cut.parts(masks).items():
                 if name in self.kept_zeros:
-                    self.kept_zeros[name].copy_(part)
+                    self.kept_zeros[name].copy_(parts[name])
             self.count, self._last, self._cut.outside = before
 
         return undo
+
+    def _made_again(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The magnitudes that masks of the cut network leave, made from the user's weights."""
+        parts = self._cut.parts(absolute(self.network, None, self.settings.power, half=self._half))
+        return {name: part.masked_fill_(masks[name].logical_not(), 0.0) for name, part in parts.items()}
 
     def _magnitudes_at(self, name: str, places: Tensor) -> Tensor:
         """What the weights of some places in the cut network were, pruned or not: made again from the user's."""
@@ -349,7 +354,7 @@ class FastEngine:
         for check in (False, True):
             try:
                 masks = {name: self._kept(name) for name in self.magnitudes}
-                self._continue_in(cut.smaller(self.magnitudes, masks, enough, check), before)
+                self._continue_in(cut.smaller(self.magnitudes, masks, enough, check), masks, before)
                 return
             except Exception as cause:
                 problem = cause
@@ -357,21 +362,25 @@ class FastEngine:
         cut.possible = False
         self._fallbacks.add("cutting down", problem)
 
-    def _continue_in(self, cut: CutNetwork | None, before: float) -> None:
-        """Go on in a smaller network, if its flow is that of the present one."""
+    def _continue_in(self, cut: CutNetwork | None, masks: dict[str, Tensor], before: float) -> None:
+        """Go on in a smaller network, if its flow is that of the present one, which masks tell how to make again.
+
+        The present magnitudes are let go one by one, so that both networks are never in memory as a whole.
+        """
         if cut is None:
             self._cut.held = self.count * self.thresholds.cut_gain / self.thresholds.cut_when_left
             return
-        known = (self._cut, self.magnitudes, self.kept_zeros, self._replay, self._places, self._last)
-        self._cut, self._replay, self._places, self._last = cut, None, {}, None
-        self.magnitudes = cut.cut_tensors(known[1])
-        self.kept_zeros = cut.cut_tensors(known[2])
+        known = (self._cut, self.kept_zeros)
+        self._replay, self._last = None, None
+        self._cut, self._places, self.kept_zeros = cut, {}, cut.cut_tensors(dict(self.kept_zeros))
+        self.magnitudes = cut.cut_tensors(self.magnitudes)
         try:
             flow, gradients = self._measured()
             if not math.isclose(before, flow.log2, abs_tol=2 * SAME):
                 raise CannotServeError(f"the flow changes from 2^{before} to 2^{flow.log2}")
         except BaseException:
-            self._cut, self.magnitudes, self.kept_zeros, self._replay, self._places, self._last = known
+            (self._cut, self.kept_zeros), self._replay = known, None
+            self.magnitudes = self._made_again(masks)
             raise
         self._last = self._scores(flow, gradients)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import weakref
 from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .private_torch import TorchDispatchMode, pytree
 
-__all__ = ["collecting_later", "give_back", "peak_memory"]
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
+__all__ = ["give_back", "peak_memory"]
 
 
 def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:
@@ -48,25 +44,6 @@ def give_back() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
-
-
-def collecting_later(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Have Python look for garbage after a function that makes many objects, not again and again while it runs.
-
-    A look at everything that a process with large libraries holds takes a tenth of a second.
-    """
-
-    @wraps(function)
-    def run(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        if not gc.isenabled():
-            return function(*args, **kwargs)
-        gc.disable()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            gc.enable()
-
-    return run
 
 
 @cache
