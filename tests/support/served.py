@@ -27,7 +27,7 @@ def watching(served):
     with pytest.MonkeyPatch.context() as patch:
         watch(fast, "recorded", "recording", lambda result, *_: isinstance(result[2], Replay))
         watch(FastEngine, "_measured", "replay", lambda result, engine: engine._proved and engine._replay is not None)
-        watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, before: cut is not None)
+        watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, *_: cut is not None)
         watch(fold_positions, "folded", "folding")
         watch(FastEngine, "_scores", "factored gradients", lambda result, engine, flow, parts: _factored(parts))
         watch(factored_layers, "_small_convolution", "small convolutions")
