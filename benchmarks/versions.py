@@ -58,17 +58,23 @@ CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], float, int]] = {
 }
 
 
+def warm_up() -> None:
+    """Prune two small networks: torch and the compiled loops take time and memory on first use."""
+    import synflow
+
+    layers = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
+    images = nn.Sequential(nn.Conv2d(3, 256, 3), nn.Conv2d(256, 512, 3), nn.Conv2d(512, 16, 3))
+    for model, example in ((layers, torch.ones(1, 1024)), (images, torch.ones(1, 3, 32, 32))):
+        synflow.prune(model, example, compression=2, steps=5)
+
+
 def examine(name: str, threads: int, steps: int | None) -> dict[str, Any]:
     """Prune one network once, in this process."""
     import synflow
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    # Torch and the compiled loops take time and memory on first use.
-    layers = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
-    images = nn.Sequential(nn.Conv2d(3, 256, 3), nn.Conv2d(256, 512, 3), nn.Conv2d(512, 16, 3))
-    for model, example in ((layers, torch.ones(1, 1024)), (images, torch.ones(1, 3, 32, 32))):
-        synflow.prune(model, example, compression=2, steps=5)
+    warm_up()
     make, compression, usual = CASES[name]
     model, example = make()
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
