@@ -71,6 +71,14 @@ def test_the_model_is_left_alone_and_nonsense_refused():
         bench(model, masks, example, repeats=0)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_steps_are_timed_whatever_mode_the_caller_is_in(mode):
+    with mode():
+        model, masks, example = net()
+        options = {"train_batches": (2,), "inference_batches": (), "warmup": 0, "progress": False, "threads": 1}
+        assert bench(model, masks, example, repeats=1, **options).ratio("training step", 2) > 0
+
+
 def test_exported_files_are_timed_too():
     model, masks, example = net()
     options = {"train_batches": (), "inference_batches": (2,), "repeats": 1, "warmup": 0, "progress": False}

@@ -135,6 +135,12 @@ DECISIONS = {
     "any": lambda y: (y > 1e-3).any(),
     "nonzero": lambda y: len(y.nonzero()) > 0,
     "contains": lambda y: 77.0 not in y,
+    "equal": lambda y: not torch.equal(y.round(), y.new_zeros(y.shape)) or bool(y.max() > 1e-3),
+    "allclose": lambda y: not torch.allclose(y, torch.zeros_like(y), atol=1e-3),
+    "text": lambda y: float(f"{y.max():.6f}") > 1e-3,
+    "rows that are left": lambda y: y[y > 1e-3].shape[0] > 0,
+    "length of a selection": lambda y: len(y.masked_select(y > 1e-3) * 2) > 0,
+    "number of values": lambda y: y.round(decimals=3).unique().numel() > 1,
     "input": None,
     "parameter": None,
 }

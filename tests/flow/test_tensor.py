@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
+import synflow
 from checks import mlp, plain_scores
 from synflow.flow.dispatch import LinearizationMode
 from synflow.flow.measure import measure
@@ -138,3 +139,15 @@ def test_a_convolutional_network_scores_as_plain_float32_does_to_the_last_bit():
     assert found.value * 2.0**found.exponent == value
     for name, score in found.scores.items():
         assert torch.equal(score * 2.0**found.exponent, expected[name]), name
+
+
+def test_a_model_may_print_what_it_computes(capsys):
+    class Chatty(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            print(f"{y.mean():.3f} {y.mean()} {y}")
+            return y
+
+    model = Chatty(3, 2)
+    assert synflow.prune(model, torch.ones(1, 3), compression=2)["weight"].sum() == 3
+    assert capsys.readouterr().out

@@ -89,6 +89,8 @@ def test_tied_tensors_count_once_and_those_tied_to_an_embedding_do_not():
         ("1.*", ["1.0.weight", "1.1.weight"]),
         (["2", "1.1"], ["1.1.weight", "2.weight"]),
         ("[02]*", ["0.weight", "2.weight"]),
+        ("2.bias", ["2.bias"]),  # what matches only vectors chooses these
+        (["1.*.bias", "0"], ["0.weight", "1.0.bias", "1.1.bias"]),
         (lambda _, weight: weight.shape[0] == 4, ["0.weight", "0.bias", "1.1.weight", "1.1.bias"]),
     ],
 )
@@ -124,6 +126,8 @@ def test_nothing_to_prune():
 def test_lazy_and_meta_weights_are_refused():
     with pytest.raises(SynflowError, match=r"0\.weight has no shape yet \(a lazy layer\); run the model once"):
         prunable(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(SynflowError, match=r"0\.weight has no shape yet"):
+        prunable(nn.Sequential(nn.LazyLinear(3)), select="0")
     with pytest.raises(SynflowError, match=r"weight is on the meta device.*materialise"):
         prunable(nn.Linear(2, 3, device="meta"))
 

@@ -1,7 +1,9 @@
 """Bad input gets a clear error, says the way out, and leaves the model untouched."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -155,6 +157,8 @@ def test_unknown_names_list_the_choices():
         (dict(select=5), r"select takes a pattern of names or a list of them, or a function .*got \[5\]"),
         (dict(protect=[nn.Linear]), "protect takes a pattern of names or a list of them, got"),
         (dict(seed="a"), "seed must be a whole number, got 'a'"),
+        (dict(seed=True), "seed must be a whole number, got True"),
+        (dict(seed=2**63), "seed must fit into 64 bits, got 9223372036854775808"),
         (dict(guard="yes"), "guard must be True, False or None"),
         (dict(loss=5), "loss must be a function"),
         (dict(data=5), "data must be batches"),
@@ -166,7 +170,11 @@ def test_settings_of_the_wrong_kind(setting, message):
     refuse(message, **setting)
 
 
-@pytest.mark.parametrize("wrong", [5, "x", [torch.ones(2)], nn.Linear(2, 2)], ids=["int", "str", "list", "module"])
+@pytest.mark.parametrize(
+    "wrong",
+    [5, "x", [torch.ones(2)], nn.Linear(2, 2), torch.ones(2)],
+    ids=["int", "str", "list", "module", "tensor"],
+)
 @pytest.mark.parametrize(
     "call",
     [
@@ -220,6 +228,14 @@ def test_a_score_put_into_the_table_needs_no_data():
     finally:
         del synflow.SCORES["mine"]
     assert sum(int(mask.sum()) for mask in masks.values()) == 21
+
+
+def test_numbers_of_numpy_are_numbers():
+    options = dict(compression=np.float32(4), steps=np.int64(3), margin=np.float16(0.5), seed=np.int32(7))
+    masks = synflow.prune(mlp(4, 6, 3), X, **options)
+    assert masks.about["steps"] == 3
+    assert masks.about["seed"] == 7
+    assert json.loads(json.dumps(masks.about)) == masks.about
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "10"])

@@ -129,3 +129,13 @@ def test_the_failing_batch_is_named():
     data = [*DATA, (torch.full((4, 3), torch.nan), DATA[0][1])]
     with pytest.raises(synflow.SynflowError, match="the loss is nan on batch 1 of 2"):
         synflow.score(model, X, "snip", data)
+
+
+@pytest.mark.parametrize("score", ["snip", "grasp", "prospr", "obd"])
+def test_data_and_models_made_in_inference_mode(score):
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        data = [(torch.randn(8, 6), torch.randint(3, (8,)))]
+        masks = synflow.prune(model, data[0][0], compression=4, score=score, data=data)
+    again = synflow.prune(model, data[0][0], compression=4, score=score, data=data)
+    assert all(torch.equal(masks[name], again[name]) for name in masks)

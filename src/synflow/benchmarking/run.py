@@ -32,6 +32,7 @@ from ..support import memory_format
 from ..support.memory import peak_memory
 from ..support.memory_format import images_channels_last
 from ..support.private_torch import pytree
+from ..support.torch_modes import with_gradients
 from .results import Benchmark, Size, Timing
 
 __all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
@@ -42,6 +43,7 @@ Plan = tuple[str, int, Callable[[], dict[str, Run]]]
 SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
 
 
+@with_gradients
 def bench(
     model: nn.Module,
     masks: Mapping[str, Tensor],

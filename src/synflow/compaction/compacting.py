@@ -77,9 +77,10 @@ def _masked_copy(model: Model, masks: Mapping[str, Tensor] | None) -> tuple[Mode
     own = bake(plain)
     if masks is None and not own:
         raise SynflowError("the model has no masks; attach them first, or pass masks=synflow.prune(model, example)")
-    check_masks(masks or {}, plain)
+    masks = {} if masks is None else masks
+    check_masks(masks, plain)
     weights = dict(plain.named_parameters())
-    for name, mask in (masks or {}).items():
+    for name, mask in masks.items():
         mask = mask.to(weights[name].device)
         own[name] = own[name] & mask if name in own else mask.clone()
     with torch.no_grad():

@@ -42,6 +42,11 @@ class Flow(Tensor):
     # rule a Flow behaves as its plain data.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
+    def __format__(self, spec: str) -> str:
+        """The text of the data, for models that print what they compute: f"{x.mean():.3f}"."""
+        with torch._C.DisableTorchFunction():
+            return format(self.detach().as_subclass(Tensor), spec)
+
 
 class Choice(Flow):
     """A boolean tensor that depends on the values of a flow: it may be true where its data is, and false anywhere.

@@ -18,6 +18,7 @@ from ..errors import SynflowError
 from ..support.private_torch import modes_entered, pytree, set_gradients
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
+from .checkpoints import without_checkpoints
 from .selection import Select, check_finite, prunable, slots
 from .shared_memory import held_beside
 from .wrappers import unwrap
@@ -98,6 +99,7 @@ class Network:
                 stack.enter_context(_Substitution(self._replaced))
             if any("_orig_mod" in module._modules for module in self.model.modules()):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # parts of the model are compiled
+            stack.enter_context(without_checkpoints())
             return self.model(*args, **kwargs)
 
 
@@ -242,6 +244,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
+@plain_tensors
 def move(tree: Any, device: torch.device) -> Any:
     """The same nested arguments with all tensors on a device, and none that inference mode has made."""
 

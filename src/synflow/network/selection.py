@@ -36,8 +36,9 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
 
     By default the weights of linear, convolution, attention and recurrent layers; no biases, norms, embeddings (nor
     what is tied to one), nor weight-normed layers, whose rows cannot be all zero (remove the norm first). Patterns
-    choose among the parameters with two or more dimensions and match a parameter's name or the path of a module above
-    it; a predicate `(name, parameter) -> bool` sees every floating parameter.
+    match a parameter's name or the path of a module above it, and choose among the parameters with two or more
+    dimensions; one that matches only vectors (`"bn1"`, `"*.bias"`) chooses these. A predicate
+    `(name, parameter) -> bool` sees every floating parameter.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
     >>> list(prunable(model)), list(prunable(model, protect="2"))
@@ -55,9 +56,8 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
     elif callable(select):
         chosen = {name: p for name, p in parameters.items() if select(name, p)}
     else:
-        matrices = {name: p for name, p in parameters.items() if p.dim() > 1}
-        names = _matching(matrices, select, "select")
-        chosen = {name: p for name, p in matrices.items() if name in names}
+        names = _matching(parameters, select, "select", rank=2)
+        chosen = {name: p for name, p in parameters.items() if name in names}
     shielded = _matching(parameters, protect, "protect")
     chosen = {name: p for name, p in chosen.items() if name not in shielded}
     for name, parameter in chosen.items():
@@ -160,7 +160,10 @@ def _refuse_weight_norm(model: nn.Module, chosen: Iterable[str]) -> None:
             )
 
 
-def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str) -> set[str]:
+def _matching(
+    parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str, rank: int = 0
+) -> set[str]:
+    """The names that patterns match; where one matches parameters of at least this rank, only these."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     patterns = list(patterns) if isinstance(patterns, Iterable) else [patterns]
     if not all(isinstance(pattern, str) for pattern in patterns):
@@ -175,8 +178,13 @@ def _matching(parameters: dict[str, nn.Parameter], patterns: str | Iterable[str]
                 f"{option}: the pattern {pattern!r} matches no parameter; names look like {examples}; "
                 "a module's path stands for all below it, * for any part"
             )
-        matched |= hits
+        matched |= {name for name in hits if _rank(parameters[name]) >= rank} or hits
     return matched
+
+
+def _rank(parameter: nn.Parameter) -> int:
+    """How many dimensions a parameter has; those of a lazy layer are not known yet."""
+    return 2 if isinstance(parameter, UninitializedParameter) else parameter.dim()
 
 
 def _paths(name: str) -> list[str]:

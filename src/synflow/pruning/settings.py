@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch.nn.functional as F
@@ -131,8 +132,8 @@ def checked_run(
     fall: Schedule = choose("schedule", exponential if schedule is None else schedule, SCHEDULES)
     where: Scope = choose("scope", scope, SCOPES)
     engine_named(engine)
-    _check_numbers(steps, margin)
-    _check_kinds(guard=guard, seed=seed, loss=loss, data=data)
+    steps, margin, seed = _checked_numbers(steps, margin, seed)
+    _check_kinds(guard=guard, loss=loss, data=data)
     traits = traits_of(function)
     is_flow = traits.flow_power is not None
     guarded = is_flow if guard is None else bool(guard)
@@ -189,7 +190,14 @@ def open_for(
     """Open a network for a score, so that errors name it."""
     name = f"score {_name(score)!r}"
     return open_network(
-        model, example, select=select, protect=protect, data=data, loss=loss, seed=seed, score_name=name
+        model,
+        example,
+        select=select,
+        protect=protect,
+        data=data,
+        loss=loss,
+        seed=checked_seed(seed),
+        score_name=name,
     )
 
 
@@ -197,26 +205,39 @@ def _name(value: str | Callable[..., Any]) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
 
 
-def _check_kinds(guard: Any, seed: Any, loss: Any, data: Any) -> None:
+def _check_kinds(guard: Any, loss: Any, data: Any) -> None:
     if guard is not None and not isinstance(guard, bool):
         raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SynflowError(f"seed must be a whole number, got {seed!r}")
     if not callable(loss):
         raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
     if data is not None and not isinstance(data, Iterable):
         raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {data!r}")
 
 
-def _check_numbers(steps: Any, margin: Any) -> None:
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+def _checked_numbers(steps: Any, margin: Any, seed: Any) -> tuple[int | None, float, int]:
+    """The same as plain numbers of Python; those of NumPy are taken, too."""
+    if steps is not None and (not _is_whole(steps) or steps < 1):
         raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not _is_number(margin) or not 0 < margin < 1:
         raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
+    return None if steps is None else int(steps), float(margin), checked_seed(seed)
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed that torch takes."""
+    if not _is_whole(seed):
+        raise SynflowError(f"seed must be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise SynflowError(f"seed must fit into 64 bits, got {seed!r}")
+    return int(seed)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _target_density(compression: Any, density: Any) -> float:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "NEWER_CHECKPOINT",
     "ConvNd",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -41,6 +42,9 @@ __all__ = [
 # `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
 # `WeightNormHook`, `WeightNormParametrization` and those of spectral norm show that a weight is divided by a norm.
 # `ConvNd` and `NormBase` are what convolutions, and batch and instance norms, of every dimension have in common.
+
+# The generator around a checkpointed call with `use_reentrant=False`, in `torch.utils.checkpoint`.
+NEWER_CHECKPOINT = "_checkpoint_without_reentrant_generator"
 
 # A context in which tensor subclasses are not asked how an operation is done: inside their own rules.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction

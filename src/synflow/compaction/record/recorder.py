@@ -25,10 +25,12 @@ from .tape import NUMBER, Ref, Step, Tape, number_of
 __all__ = ["recording"]
 
 _CONVOLUTION = "aten::convolution"
-# Operations, and functions that no operation shows, by which values of tensors come into Python, which may decide on
-# them; the numbers that `nonzero` returns it counts.
-_READING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
+# Operations (torch tags most of them), and functions that no operation shows, by which values of tensors come into
+# Python, which may decide on them; the numbers that `nonzero` returns it counts.
+_READING = {"is_nonzero", "nonzero"}
 _READING_FUNCTIONS = {"tolist", "numpy", "__array__"}
+# Functions by which Python learns the size of a tensor, beside the attribute `shape`.
+_SIZES = {"size", "__len__", "numel", "nelement"}
 
 _FLAGS = {bool, int, float, str}  # types in which code can hand a decision on to a module that it calls
 
@@ -55,6 +57,7 @@ class _Recorder(TorchDispatchMode):
         self.storages: dict[int, list[int]] = {}
         self.places: dict[int, _Place] = {}
         self.stale: dict[int, list[int]] = {}  # storage written through other tensors, these
+        self.uneven: dict[int, tuple[int, ...]] = {}  # tensors whose sizes depend on values, and the tensors with these
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,9 +114,23 @@ class _Recorder(TorchDispatchMode):
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
         self.tape.seen.setdefault(self.path[-1], set()).update(read, outputs)
-        if name in _READING:
+        if name in _READING or torch.Tag.data_dependent_output in func.tags:
             self.tape.decisions += [(number, self.path[-1]) for number in read]
+        self.note_uneven(func, args, read, outputs)
         return result
+
+    def note_uneven(self, func: Any, args: Any, read: list[int], outputs: tuple[int, ...]) -> None:
+        """Note results whose sizes depend on values: `y[y > 0]`, and what is computed from it row by row."""
+        sources = [self.uneven[number] for number in read if number in self.uneven]
+        if torch.Tag.dynamic_output_shape in func.tags:
+            flat = pytree.tree_leaves(args[1:])
+            if func._schema.name != "aten::index" or any(isinstance(i, Tensor) and i.dtype is torch.bool for i in flat):
+                sources.append(tuple(read))
+        elif sources:
+            rows = {self.tape.shapes[number][:1] for number in read if number in self.uneven}
+            outputs = tuple(number for number in outputs if self.tape.shapes[number][:1] in rows)
+        if sources:
+            self.uneven.update((number, tuple({n for s in sources for n in s})) for number in outputs)
 
     def enter(self, path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hand_over(path, (args, kwargs))
@@ -156,6 +173,9 @@ class _Calls(TorchFunctionMode):
         tape, path, name = self.recorder.tape, self.recorder.path[-1], getattr(func, "__name__", "")
         if name in _READING_FUNCTIONS:
             tape.decisions.append((self.recorder.number(args[0]), path))
+        if self.recorder.uneven and (name in _SIZES or getattr(func, "__self__", None) is Tensor.shape):
+            asked_of = self.recorder.uneven.get(self.recorder.number(args[0]), ())
+            tape.decisions += [(number, path) for number in asked_of]
         result = func(*args, **kwargs)
         sizes = list(sizes_in([*args, *kwargs.values()]))
         if not sizes:
