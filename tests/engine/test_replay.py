@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import synflow
-from synflow.engine import FastEngine, Thresholds, fast, recording
+from synflow.engine import FastEngine, Thresholds, measuring, recording
 from synflow.engine.fallbacks import CannotServeError, FallbackError
 from synflow.engine.pass_hooks import FastPass
 from synflow.engine.recording import recorded
@@ -19,6 +19,7 @@ from synflow.engine.replay import Gradients, Replay
 from synflow.engine.scores import FactoredScores
 from synflow.flow import dispatch
 from synflow.flow.measure import Measurement, absolute, measure
+from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.tensor import as_flow
 from synflow.network.private_copy import Network, open_network
 from synflow.pruning.engine import EngineSettings
@@ -129,13 +130,13 @@ def engine_for(model: nn.Module, example: Tensor) -> FastEngine:
 
 def test_runs_use_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded at the first step, proved at the second, replayed from the third on: no pass of the model any more."""
-    passes, plain = [], fast.measure
+    passes, plain = [], measuring.measure
 
     def counted(*args: Any, **options: Any) -> Measurement:
         passes.append(options)
         return plain(*args, **options)
 
-    monkeypatch.setattr(fast, "measure", counted)
+    monkeypatch.setattr(measuring, "measure", counted)
     engine = engine_for(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.ones(1, 8))
     for _ in range(5):
         engine.remove(engine.lightest(engine.measure(), 3))
@@ -156,6 +157,35 @@ def test_a_replay_that_differs_is_an_error_in_strict_mode_and_a_fallback_elsewhe
     assert masks.about["fallbacks"].startswith("recording: ")
     plain = synflow.prune(model, torch.ones(1, 8), compression=4, steps=5, engine="plain")
     assert all(torch.equal(masks[name], plain[name]) for name in plain)
+
+
+class LargeBranch(nn.Module):
+    """A branch of another exponent; where its flow is zero, it counts as zero in the sum, whatever its exponent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + self.branch(x * 2.0**60) * 2.0**-60
+
+
+def test_a_recording_of_a_dead_branch_goes_when_its_weights_come_back() -> None:
+    engine = engine_for(LargeBranch(), torch.ones(1, 4))
+    masks = engine.masks()
+    dead = masks | {"branch.weight": torch.zeros(4, 4, dtype=torch.bool)}
+    scores = engine.measure(WITHOUT_SHIFTS)
+    undo = engine.remove(engine.removal(dead, scores))
+    engine.measure()
+    undo()
+    expected = measure(engine.network, masks)
+    for _ in range(3):
+        engine._last = None
+        found = engine.measure()
+        assert found.flow.log2 == pytest.approx(expected.log2, abs=1e-5)
+        assert all(float(flow) > 0 for flow in found.layer_flows.values())
+    assert not engine.fallbacks
 
 
 def test_what_cannot_be_watched_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from synflow.engine import candidate_passes, compiled, factored_layers, fast, fold_positions, select_lightest
+from synflow.engine import candidate_passes, compiled, factored_layers, fold_positions, measuring, select_lightest
 from synflow.engine.fast import FastEngine
 from synflow.engine.replay import Replay
 
@@ -25,8 +25,8 @@ def watching(served):
         patch.setattr(owner, name, staticmethod(watched) if isinstance(vars(owner)[name], staticmethod) else watched)
 
     with pytest.MonkeyPatch.context() as patch:
-        watch(fast, "recorded", "recording", lambda result, *_: isinstance(result[2], Replay))
-        watch(FastEngine, "_measured", "replay", lambda result, engine: engine._proved and engine._replay is not None)
+        watch(measuring, "recorded", "recording", lambda result, *_: isinstance(result[2], Replay))
+        watch(measuring.Measuring, "usual", "replay", lambda result, measurements, *_: measurements.replays)
         watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, *_: cut is not None)
         watch(fold_positions, "folded", "folding")
         watch(FastEngine, "_scores", "factored gradients", lambda result, engine, flow, parts: _factored(parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..compaction.cut.surgery import cut as part_of
 from ..compaction.cut.while_pruning import Outline, cut_down, outline
 from ..network.private_copy import Network, open_network, private_copy
 from .index_map import IndexMap, outside
+from .thresholds import Thresholds
 
 
 class CutNetwork:
@@ -39,6 +40,25 @@ class CutNetwork:
     def idle(self) -> int:
         """How many kept weights lie outside."""
         return sum(len(positions) for positions in self.outside.values())
+
+    def share_to_leave(
+        self, masks: Callable[[], Mapping[str, Tensor]], count: int, ahead: float, limits: Thresholds
+    ) -> float | None:
+        """The share of this network that a cut may leave; None where too few units are dead, or too few steps ahead."""
+        few = self.network.size < limits.cut_from_weights or count > limits.cut_when_left * self.held
+        if few or not self.possible or ahead < limits.cut_cost:
+            return None
+        alive = sum(map(_alive, masks().values())) / max(self.network.size, 1)
+        enough = min(limits.cut_gain, limits.cut_worth * self.whole.size / self.network.size)
+        if alive > enough or ahead * (1 - alive) < limits.cut_cost:
+            self.look_again_soon(count, limits)
+            return None
+        self.held = count
+        return enough
+
+    def look_again_soon(self, count: int, limits: Thresholds) -> None:
+        """Let the next cut be thought of when fewer weights have gone: units die late."""
+        self.held = count * limits.cut_gain / limits.cut_when_left
 
     def smaller(
         self, magnitudes: Mapping[str, Tensor], masks: dict[str, Tensor], enough: float, check: bool
@@ -121,11 +141,6 @@ def _in_one_precision(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
                 module._parameters[name] = nn.Parameter(cast(own), requires_grad=False)
         module._buffers.update({name: cast(buffer) for name, buffer in module._buffers.items()})
     return same, pytree.tree_map(cast, example)
-
-
-def share_alive(masks: Mapping[str, Tensor], size: int) -> float:
-    """About how much a cut would leave: the rows and columns that have weights."""
-    return sum(_alive(mask) for mask in masks.values()) / max(size, 1)
 
 
 def _alive(mask: Tensor) -> int:

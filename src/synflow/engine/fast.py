@@ -17,18 +17,17 @@ from ..errors import SynflowError
 from ..flow.measure import Measurement, absolute, measure
 from ..flow.passes import DEFAULT, PassOptions
 from ..flow.paths import BOOLEANS, connected
-from ..flow.tensor import leaves
-from ..network.private_copy import Network, arguments
+from ..network.private_copy import Network
 from ..pruning.engine import EngineSettings, balancing
 from ..support.chunked import count, count_true
 from ..support.ranking import keep_best
 from ..support.torch_modes import without_autocast
 from .compiled import loops_for_all
-from .cut_network import CutNetwork, share_alive
+from .cut_network import CutNetwork
 from .fallbacks import CannotServeError, Fallbacks
+from .measuring import Measuring, check_same_flow
 from .pass_hooks import HALF, FastPass
-from .recording import recorded
-from .replay import SAME, Gradients, Replay
+from .replay import Gradients
 from .scores import FactoredScores
 from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
 from .thresholds import current
@@ -77,7 +76,7 @@ class FastEngine:
 
     def __init__(self, network: Network, masks: Mapping[str, Tensor], settings: EngineSettings) -> None:
         self.network, self.settings, self.thresholds = network, settings, current()
-        self.measurements, self._fallbacks = 0, Fallbacks()
+        self._fallbacks = Fallbacks()
         self._half = settings.power == 1 and self._reads_half(masks)
         self.magnitudes = absolute(network, masks, settings.power, half=self._half)
         self.kept_zeros = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
@@ -88,11 +87,15 @@ class FastEngine:
         self._loops = loops_for_all(self.magnitudes.values(), self.thresholds.compile_from_weights)
         self._places: dict[str, Tensor] = {}
         self._bounds: dict[str, float] = {}
-        self._folds = self._proved = False
-        self._replay: Replay | None = None
-        self._records = not self._half and (settings.steps or math.inf) >= self.thresholds.record_from_steps
-        self._last: FastScores | None = None
-        self._try_to_fold()
+        records = not self._half and (settings.steps or math.inf) >= self.thresholds.record_from_steps
+        self._measuring = Measuring(settings, self.thresholds, self._fallbacks, records, self._loops is not None)
+        folded = self._measuring.try_to_fold(network, self.magnitudes)
+        self._last: FastScores | None = None if folded is None else self._scores(*folded)
+
+    @property
+    def measurements(self) -> int:
+        """How often the flow was measured."""
+        return self._measuring.count
 
     @property
     def fallbacks(self) -> Mapping[str, str]:
@@ -107,11 +110,11 @@ class FastEngine:
         usual = options == DEFAULT and gradients
         if usual and self._last is not None:
             return self._last
-        flow, factors = self._measured() if usual else self._measured_anew(options, gradients)
-        scores = self._scores(flow, factors)
-        if usual:
-            self._last = scores
-        return scores
+        network, magnitudes = self._cut.network, self.magnitudes
+        if not usual:
+            return self._scores(*self._measuring.anew(network, magnitudes, options, gradients))
+        self._last = self._scores(*self._measuring.usual(network, magnitudes))
+        return self._last
 
     @without_autocast
     def lightest(self, scores: FastScores, number: int, budget: float = math.inf) -> FastRemoval:
@@ -150,13 +153,13 @@ class FastEngine:
             assert removal.masks is not None
             return self._undoable(lambda: self.keep_only(removal.masks or {}))
         scores, found = removal.scores.factored, removal.lightest
-        before = (self.count, self._last, self._cut.outside)
         if found.pieces is not None:
+            come_back = self._coming_back()
             remove(scores, found)
 
             def undo() -> None:
                 put_back(scores, found, self._magnitudes_at)
-                self.count, self._last, self._cut.outside = before
+                come_back()
 
         else:
             undo = self._undoable(lambda: remove(scores, found))
@@ -181,7 +184,7 @@ class FastEngine:
             alive = frozenset(name for name, flow in scores.layer_flows.items() if flow > 0)
             if not exact or len(alive) == len(self.magnitudes):
                 return alive
-        flow, gradients = self._measured_anew(BOOLEANS, True)
+        flow, gradients = self._measuring.anew(self._cut.network, self.magnitudes, BOOLEANS)
         if not (flow.value > 0 and flow.input_reached):
             return frozenset()
         return frozenset(name for name, part in gradients.items() if part.flow is not None and float(part.flow) > 0)
@@ -197,7 +200,7 @@ class FastEngine:
 
     def masks(self) -> dict[str, Tensor]:
         """The masks of the whole network, in tensors of their own."""
-        full = self.network_shapes({name: self._kept(name) for name in self.magnitudes})
+        full = self.network_shapes(self._all_kept())
         full |= {name: mask.clone() for name, mask in self.kept_zeros.items() if name not in self._cut.index_maps}
         for name, positions in self._cut.outside.items():
             full[name].view(-1)[positions] = True
@@ -209,7 +212,7 @@ class FastEngine:
 
     def _undoable(self, change: Callable[[], None]) -> Callable[[], None]:
         """Make a change; what is returned makes the weights again from the user's and the masks of before."""
-        masks, before = self.masks(), (self.count, self._last, self._cut.outside)
+        masks, come_back = self.masks(), self._coming_back()
         change()
 
         def undo() -> None:
@@ -219,9 +222,19 @@ class FastEngine:
                 magnitude.copy_(fresh[name])
                 if name in self.kept_zeros:
                     self.kept_zeros[name].copy_(parts[name])
-            self.count, self._last, self._cut.outside = before
+            come_back()
 
         return undo
+
+    def _coming_back(self) -> Callable[[], None]:
+        """What else is to be done when the weights of now are there again."""
+        before, recordings = (self.count, self._last, self._cut.outside), self._measuring.recordings
+
+        def come_back() -> None:
+            self.count, self._last, self._cut.outside = before
+            self._measuring.weights_come_back(recordings)
+
+        return come_back
 
     def _made_again(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The magnitudes that masks of the cut network leave, made from the user's weights."""
@@ -246,8 +259,9 @@ class FastEngine:
             factored.scales.update(balancing(scores.layer_flows, flow.value, self.settings.cuts))
         return scores
 
-    def _kept(self, name: str) -> Tensor:
-        return self.kept_zeros[name] if name in self.kept_zeros else self.magnitudes[name] != 0
+    def _all_kept(self) -> dict[str, Tensor]:
+        """The masks of the cut network."""
+        return {name: self.kept_zeros.get(name, magnitude != 0) for name, magnitude in self.magnitudes.items()}
 
     def _keeps_zeros(self, name: str, mask: Tensor) -> bool:
         magnitude = self.magnitudes[name]
@@ -267,93 +281,18 @@ class FastEngine:
             return False
         return True
 
-    def _measured(self) -> tuple[Measurement, Gradients]:
-        """A measurement of the usual kind: recorded the first time, proved the second, replayed from then on."""
-        if self._replay is not None and self._proved:
-            self.measurements += 1
-            again = self._replay.run()
-            if again is not None:
-                return again
-            self._replay = None
-        if not self._records:
-            return self._measured_anew(DEFAULT, True)
-        if self._replay is not None:
-            return self._prove(self._replay)
-        try:
-            flow, gradients, replay = recorded(lambda: self._measured_anew(DEFAULT, True), self.magnitudes)
-        except SynflowError:
-            raise
-        except Exception as cause:  # torch may refuse to be watched; what else is wrong shows in the plain measurement
-            self._fallbacks.add("recording", cause)
-            self._records = False
-            return self._measured_anew(DEFAULT, True)
-        if isinstance(replay, CannotServeError):
-            if flow.value > 0:
-                self._fallbacks.add("recording", replay)
-                self._records = False
-        else:
-            self._replay, self._proved = replay, False
-        return flow, gradients
-
-    def _prove(self, replay: Replay) -> tuple[Measurement, Gradients]:
-        """Measure weights that have changed since the recording, and compare with what the recording makes of them."""
-        flow, gradients = self._measured_anew(DEFAULT, True)
-        self._proved = replay.agrees_with(flow, gradients)
-        if not self._proved:
-            self._replay, self._records = None, False
-            self._fallbacks.add("recording", RuntimeError("its replay differs from a new measurement"))
-        return flow, gradients
-
-    def _measured_anew(self, options: PassOptions, gradients: bool) -> tuple[Measurement, Gradients]:
-        self.measurements += 1
-        foldable = self._folds and options == DEFAULT
-        memory = self._cut.network.constants if foldable else None
-        hooks = FastPass(self.thresholds, memory, bounded=self._loops is not None)
-        flow = measure(
-            self._cut.network, magnitudes=self.magnitudes, power=self.settings.power,
-            options=self.settings.options(options), gradients=gradients, hooks=hooks,
-        )  # fmt: skip
-        return flow, hooks.gradients
-
-    def _try_to_fold(self) -> None:
-        """Fold positions with identical receptive fields, if the flow stays the same: worth it for large images."""
-        images = [
-            leaf for leaf in leaves(arguments(self.network.example)) if isinstance(leaf, Tensor) and leaf.dim() == 4
-        ]
-        pixels = max((image.shape[2] * image.shape[3] for image in images), default=0)
-        if pixels < self.thresholds.fold_from_pixels or (self.settings.steps or math.inf) < 2:
-            return
-        plain = self._measured_anew(DEFAULT, False)[0]
-        self._folds = True
-        try:
-            folded = self._measured()
-            if not _same_flow(plain, folded[0]):
-                raise CannotServeError(f"the flow changes from 2^{plain.log2} to 2^{folded[0].log2}")
-        except Exception as cause:
-            self._folds, self._replay = False, None
-            inner = cause.__cause__  # what is raised inside of the model comes as the cause of another error
-            self._fallbacks.add("folding", inner if isinstance(inner, CannotServeError) else cause)
-        else:
-            self._last = self._scores(*folded)
-
     def _cut_down(self, ahead: float) -> None:
         """Cut the network down to the units that are alive, where enough has gone and enough steps lie ahead."""
-        limits, cut = self.thresholds, self._cut
-        few = cut.network.size < limits.cut_from_weights or self.count > limits.cut_when_left * cut.held
-        if few or not cut.possible or ahead < limits.cut_cost:
+        cut = self._cut
+        enough = cut.share_to_leave(self._all_kept, self.count, ahead, self.thresholds)
+        if enough is None:
             return
-        alive = share_alive({name: self._kept(name) for name in self.magnitudes}, cut.network.size)
-        enough = min(limits.cut_gain, limits.cut_worth * self.network.size / cut.network.size)
-        if alive > enough or ahead * (1 - alive) < limits.cut_cost:
-            cut.held = self.count * limits.cut_gain / limits.cut_when_left  # units die late: look again soon
-            return
-        cut.held = self.count
-        before = self._replay.log2() if self._replay else self._measured_anew(DEFAULT, False)[0].log2
+        before = self._measuring.log2(cut.network, self.magnitudes)
         problem: Exception | None = None
         # Most networks run once they are cut; for the others, reshaped units such as heads are left whole.
         for check in (False, True):
             try:
-                masks = {name: self._kept(name) for name in self.magnitudes}
+                masks = self._all_kept()
                 self._continue_in(cut.smaller(self.magnitudes, masks, enough, check), masks, before)
                 return
             except Exception as cause:
@@ -368,22 +307,19 @@ class FastEngine:
         The present magnitudes are let go one by one, so that both networks are never in memory as a whole.
         """
         if cut is None:
-            self._cut.held = self.count * self.thresholds.cut_gain / self.thresholds.cut_when_left
+            self._cut.look_again_soon(self.count, self.thresholds)
             return
         known = (self._cut, self.kept_zeros)
-        self._replay, self._last = None, None
+        self._measuring.forget()
+        self._last = None
         self._cut, self._places, self.kept_zeros = cut, {}, cut.cut_tensors(dict(self.kept_zeros))
         self.magnitudes = cut.cut_tensors(self.magnitudes)
         try:
-            flow, gradients = self._measured()
-            if not math.isclose(before, flow.log2, abs_tol=2 * SAME):
-                raise CannotServeError(f"the flow changes from 2^{before} to 2^{flow.log2}")
+            flow, gradients = self._measuring.usual(cut.network, self.magnitudes)
+            check_same_flow(before, flow.log2)
         except BaseException:
-            (self._cut, self.kept_zeros), self._replay = known, None
+            self._measuring.forget()
+            self._cut, self.kept_zeros = known
             self.magnitudes = self._made_again(masks)
             raise
         self._last = self._scores(flow, gradients)
-
-
-def _same_flow(one: Measurement, other: Measurement) -> bool:
-    return one.log2 == other.log2 or math.isclose(one.log2, other.log2, abs_tol=2 * SAME)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..flow.dispatch import ABOUT, ALIASES, RESHAPES_IN_PLACE, RULES, has_user_rule, read_attribute
+from ..flow.dispatch import RULES, has_user_rule, read_attribute
+from ..flow.operation_names import ABOUT, ALIASES, RESHAPES_IN_PLACE
 from ..flow.passes import ByRule
 from ..flow.tensor import Flow, as_flow, fixed, flows, mapped
 from ..support import windows

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import WEIGHTED, Function, NoRuleError, Rule, active_mode, findings, options, stand_in
+from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options, stand_in
+from ..operation_names import WEIGHTED
 from ..tensor import Flow, anything, as_flow, both, fixed
 from .basic import add, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
