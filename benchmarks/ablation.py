@@ -32,10 +32,9 @@ from torch import nn
 from versions import CASES, status, warm_up
 
 import synflow
-from synflow.engine import candidate_passes, products
+from synflow.engine import candidate_passes, fast, products
 from synflow.engine import select_lightest as select
 from synflow.engine.factored_gradient import FactoredGradient
-from synflow.engine.fast import FastEngine
 from synflow.engine.thresholds import Thresholds, using
 from synflow.experiments.models import build
 from synflow.pruning import gradients
@@ -83,7 +82,7 @@ VARIANTS: dict[str, Off] = {
 }
 # Parts that other rows show.
 NORMS = {ON: nullcontext, "batch norm differentiated twice": replaced(gradients, "EconomicalNorms", nullcontext)}
-HALF = {ON: nullcontext, "half-precision reading": replaced(FastEngine, "_reads_half", lambda *_: False)}
+HALF = {ON: nullcontext, "half-precision reading": replaced(fast, "reads_half", lambda *_: False)}
 
 
 def pruned(case: str, compression: float, steps: int) -> Callable[[], Callable[[], Any]]:

@@ -152,7 +152,6 @@ def agree(model, example, **how):
 def without_loops(patch):
     """Go without compiled loops, whatever was loaded before."""
     patch.setattr(compiled, "kernels", lambda: None)
-    patch.setattr(compiled, "already", lambda: None)
 
 
 settings_of_runs = st.fixed_dictionaries(

@@ -24,17 +24,6 @@ def kernels() -> Any:
     return loops
 
 
-def already() -> Any:
-    """The module if somebody has asked for it: to load it takes longer than small networks do."""
-    return kernels() if kernels.cache_info().currsize else None
-
-
-def loops_for(tensor: Tensor) -> Any:
-    """The module if it is loaded and reads such tensors."""
-    serve = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-    return already() if serve else None
-
-
 def loops_for_all(tensors: Iterable[Tensor], least: int) -> Any:
     """The module, loaded now, if it reads all of these tensors and they hold at least this many numbers."""
     tensors = list(tensors)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..errors import SynflowError
-from ..flow.measure import Measurement, absolute, measure
+from ..flow.measure import Measurement, absolute
 from ..flow.passes import DEFAULT, PassOptions
 from ..flow.paths import BOOLEANS, connected
 from ..network.private_copy import Network
@@ -24,9 +23,9 @@ from ..support.ranking import keep_best
 from ..support.torch_modes import without_autocast
 from .compiled import loops_for_all
 from .cut_network import CutNetwork
-from .fallbacks import CannotServeError, Fallbacks
+from .fallbacks import Fallbacks
 from .measuring import Measuring, check_same_flow
-from .pass_hooks import HALF, FastPass
+from .pass_hooks import FastPass, reads_half
 from .replay import Gradients
 from .scores import FactoredScores
 from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
@@ -77,7 +76,7 @@ class FastEngine:
     def __init__(self, network: Network, masks: Mapping[str, Tensor], settings: EngineSettings) -> None:
         self.network, self.settings, self.thresholds = network, settings, current()
         self._fallbacks = Fallbacks()
-        self._half = settings.power == 1 and self._reads_half(masks)
+        self._half = settings.power == 1 and reads_half(network, masks, self.thresholds, self._fallbacks)
         self.magnitudes = absolute(network, masks, settings.power, half=self._half)
         self.kept_zeros = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
         self.count = count(masks)
@@ -268,18 +267,6 @@ class FastEngine:
         if not magnitude.numel() or bool(magnitude.amin() > 0):
             return False
         return count_true(mask) > int(torch.count_nonzero(magnitude))
-
-    def _reads_half(self, masks: Mapping[str, Tensor]) -> bool:
-        """Whether half-precision weights can stay so: layers widen theirs part by part, other operations may not."""
-        if not any(weight.dtype in HALF for weight in self.network.weights.values()):
-            return False
-        try:
-            magnitudes = absolute(self.network, masks, half=True)
-            measure(self.network, magnitudes=magnitudes, hooks=FastPass(self.thresholds))
-        except SynflowError as cause:
-            self._fallbacks.add("reading half-precision weights", CannotServeError(str(cause)))
-            return False
-        return True
 
     def _cut_down(self, ahead: float) -> None:
         """Cut the network down to the units that are alive, where enough has gone and enough steps lie ahead."""

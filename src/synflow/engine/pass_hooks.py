@@ -8,14 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import SynflowError
+from ..flow.measure import absolute, measure
 from ..flow.passes import ByRule
 from ..flow.tensor import Flow, as_flow, mapped
+from ..network.private_copy import Network
 from . import fold_positions
 from .factored_gradient import FactoredGradient
 from .factored_layers import factored_layer, widened
+from .fallbacks import CannotServeError, Fallbacks
 from .thresholds import Thresholds
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+def reads_half(network: Network, masks: Mapping[str, Tensor], thresholds: Thresholds, fallbacks: Fallbacks) -> bool:
+    """Whether half-precision weights can stay so: layers widen theirs part by part, other operations may not."""
+    if not any(weight.dtype in HALF for weight in network.weights.values()):
+        return False
+    try:
+        measure(network, magnitudes=absolute(network, masks, half=True), hooks=FastPass(thresholds))
+    except SynflowError as cause:
+        fallbacks.add("reading half-precision weights", CannotServeError(str(cause)))
+        return False
+    return True
 
 
 class FastPass:
