@@ -10,25 +10,6 @@ from synflow.masks.attach import bake
 X = torch.randn(4, 3)
 
 
-class Total(nn.Module):
-    """The sum of hidden units, without weights of its own."""
-
-    def __init__(self, dims):
-        super().__init__()
-        self.layer = nn.Linear(3, 4, bias=False)
-        self.dims = dims
-
-    def forward(self, x):
-        return torch.relu(self.layer(x)).sum(self.dims)
-
-
-def test_a_plain_sum_reads_what_it_sums_up():
-    for dims in (1, (0, 1), -1):
-        model = Total(dims)
-        assert width(check(model, {"layer.weight": torch.ones(4, 3, dtype=torch.bool)}, X), "layer") == 4
-        assert width(check(model, {"layer.weight": without(model, "layer.weight", 0, [1, 2])}, X), "layer") == 2
-
-
 class Shared(nn.Module):
     """One batch norm for the outputs of two layers, so that the running mean of one is subtracted from the other."""
 

@@ -43,10 +43,18 @@ def test_whole_groups_and_depthwise_channels_go():
 
 def test_transposed_convolutions_shrink():
     model = nn.Sequential(
-        nn.ConvTranspose2d(3, 4, 2), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1)
+        nn.ConvTranspose2d(3, 4, 2), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2), nn.ReLU(), nn.Conv2d(4, 2, 1)
     )
     masks = {"4.weight": without(model, "4.weight", 1, [0, 3]), "2.weight": without(model, "2.weight", 0, [1, 2])}
-    assert sizes(check(model, masks, IMAGE)) == [(3, 2, 2, 2), (2, 1, 2, 2), (2, 2, 1, 1)]
+    assert sizes(check(model, masks, IMAGE)) == [(3, 2, 2, 2), (2, 2, 2, 2), (2, 2, 1, 1)]
+
+
+def test_groups_of_a_transposed_convolution_stay_with_the_reason():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2, groups=2), nn.Conv2d(4, 2, 1))
+    masks = {"2.weight": without(model, "2.weight", 0, [0, 1]), "3.weight": without(model, "3.weight", 1, [0, 1])}
+    small = check(model, masks, IMAGE)
+    assert sizes(small) == [(4, 3, 1, 1), (4, 2, 2, 2), (2, 4, 1, 1)]
+    assert any("transposed" in stay.reason for stay in small.compaction.stayed)
 
 
 class Shuffle(nn.Module):

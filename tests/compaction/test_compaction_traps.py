@@ -68,7 +68,8 @@ def test_opposite_signs_that_cancel_are_no_zero():
         (nn.Sigmoid(), False, 4),  # one half at zero
         (nn.Softplus(), False, 4),
         (nn.Hardsigmoid(), False, 4),
-        (nn.Threshold(-1, 2), False, 4),
+        (nn.Threshold(-1, 2), False, 3),
+        (nn.Threshold(0.5, 2), False, 4),  # two at zero
         (nn.Softmax(-1), False, 4),
     ],
 )

@@ -224,6 +224,34 @@ def test_a_decision_that_is_handed_on_as_a_flag_keeps_what_the_called_module_see
     same(small, masked(model, masks), 100 * torch.randn(2, 4))  # the other layer
 
 
+class Doubtful(nn.Module):
+    """Looks at its inputs, then calls a layer with a plain flag; `use` says what becomes of what it saw."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.first, self.out, self.use, self.seen = nn.Linear(4, 6), nn.Linear(6, 2), use, False
+
+    def forward(self, x):
+        large = bool((x > 100).any())
+        hidden, other = self.first(x).relu(), x[:, :1]
+        if self.use == "warn" and large:
+            warnings.warn("large inputs", stacklevel=2)
+        if self.use == "remember":
+            self.seen = large
+        result = self.out(hidden), other
+        return result[::-1] if self.use == "return" and large else result
+
+
+@pytest.mark.parametrize("use", ["warn", "remember", "return"])
+def test_a_truth_value_that_changes_nothing_when_it_is_turned_round_is_no_decision(use):
+    model = Doubtful(use)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = compact(model, torch.randn(3, 4), {"out.weight": without(model, "out.weight", 1, [0, 1])})
+    assert width(small, "first") == (4 if use == "warn" else 6)
+    assert bool(small.compaction.notes) == (use != "warn")
+
+
 def test_a_decision_on_what_never_changes_is_none():
     class Constant(nn.Module):
         def __init__(self):

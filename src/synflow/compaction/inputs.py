@@ -14,7 +14,7 @@ from .record.tape import tensors_in
 
 __all__ = ["inputs_like", "resized", "shortened"]
 
-LARGE = 100_000  # numbers in one input, from which on a single one is enough
+LARGE = 100_000  # numbers in an example, from which on no longer one is tried
 
 
 def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype = torch.float64) -> Any:
@@ -37,16 +37,11 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dt
 
 
 def shortened(example: Any) -> list[Any]:
-    """The first two of a batch, of large inputs the first: they tell as much as all, if all tensors have one length."""
-    given = tensors_in(example)
-    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in given}
-    if len(lengths) != 1:
+    """The first two of a batch, if all tensors have one length: they tell as much as all."""
+    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(example)}
+    if len(lengths) != 1 or lengths.pop() <= 2:
         return []
-    length = lengths.pop()
-    few = 1 if length and sum(tensor.numel() for tensor in given) > LARGE * length else 2
-    if length <= few:
-        return []
-    return [pytree.tree_map(lambda leaf: leaf[:few] if isinstance(leaf, Tensor) else leaf, _plain(example))]
+    return [pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))]
 
 
 def resized(example: Any) -> Iterator[Any]:

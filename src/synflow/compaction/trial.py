@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from .cut.attention import open_attentions
-from .cut.plan import families, kept_indices, remembered_sizes, stayed
+from .cut.plan import kept_indices, remembered_sizes, stayed
 from .cut.surgery import Indices, shrink, tensors
 from .inputs import inputs_like, resized, shortened
 from .reason.coupling_rules import couple
-from .reason.proof import alive_in_training
-from .reason.removal import choose_units, dead_units
-from .record.recorder import recording
-from .record.tape import Tape, mark_outputs, tensors_in
+from .reason.liveness import alive_in_training
+from .reason.removal import WHOLE_HEADS, choose_units, dead_units, less_and_less
+from .record.recorder import FLAGS, recording
+from .record.tape import Tape, mark_outputs, number_of, tensors_in
 from .result import Compaction
 from .verify import (
     TOLERANCES,
@@ -31,14 +31,11 @@ from .verify import (
     compare,
     compare_outputs,
     double,
-    first_difference,
     first_not_a_number,
     run,
 )
 
 __all__ = ["Trial"]
-
-ATTEMPTS = 40  # enough to find three or four bad families among a hundred
 
 
 class Trial:
@@ -61,9 +58,8 @@ class Trial:
             self.reference = double(copy.deepcopy(masked), dtype)
             work = copy.deepcopy(self.reference)
             flexible = open_attentions(work)
-            tape = Tape()
             try:
-                outputs = _run(work, tape, inputs_like(self.example, None, 1, dtype), training=False)
+                tape, outputs = _run(work, Tape(), inputs_like(self.example, None, 1, dtype), training=False)
                 if flexible:  # then what was recorded is not quite what the model itself does
                     with torch.no_grad():
                         run(self.reference, inputs_like(self.example, None, 1, dtype), False)
@@ -73,8 +69,7 @@ class Trial:
             if dtype is torch.float32:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
             self.refuse_nan(outputs)
-            self.train(work, tape, dtype)
-            tape = tape.used()
+            tape = self.train(work, tape, dtype).used()
             self.notes += [*_unused(work, tape), *_decided(tape), *sorted(tape.remarks)]
             return tape, flexible
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or "no tensors"
@@ -94,63 +89,32 @@ class Trial:
                 "empty row under weight_norm), keep a weight there or take the norm off before pruning"
             )
 
-    def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> None:
+    def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> Tape:
+        """The tape with a run in train mode on it, if the model runs there."""
         self.training_example = self.example
         for repeat in (1, 2):  # batch norm can't be trained on a single value
             inputs = inputs_like(self.example, None, repeat, dtype)
-            before = tape.length()
             try:
-                _run(work, tape, inputs, training=True)
+                longer, _ = _run(work, tape, inputs, training=True)
             except Exception as cause:
-                tape.cut_back(before)
                 problem = cause
             else:
                 self.training_example = inputs
-                return
+                return longer
         self.modes = ("eval",)
         self.notes.append(f"train mode does not run on the example, so only eval mode was looked at: {problem}")
+        return tape
 
     def solve(self) -> Compaction:
-        """The best plan that passes the check; parts of it that fail are left out, and the reason noted."""
-        plan = self.attempt({})
-        if plan is not None:
-            return plan
-        whole_heads = {
-            unit: "heads have one size for all in this code, so they go as a whole or not at all"
-            for ids in self.coupling.units.columns for unit in ids.unique().tolist()
-        }  # fmt: skip
-        if whole_heads:
-            plan = self.attempt(whole_heads)
-        return plan or self.search(whole_heads)
-
-    def search(self, fixed: Mapping[int, str]) -> Compaction:
-        """Leave out the families of units that make the check fail, and those that there is no time to try."""
-        attempts = ATTEMPTS
-        reason = f"without it the model fails the check: {self.failure}"
-        gone = choose_units(self.coupling, self.alive, fixed)
-        groups = families(self.coupling)
-        going = sorted({family for family, members in groups.items() if bool(gone[members].any())})
-        plan: Compaction | None = None
-
-        def grow(accepted: list[int], candidates: list[int]) -> list[int]:
-            nonlocal attempts, plan
-            attempts -= 1
-            left_out = set(going) - {*accepted, *candidates}
-            found = self.attempt({**fixed, **{unit: reason for family in left_out for unit in groups[family]}})
-            if found is not None:
-                plan = found
-                return [*accepted, *candidates]
-            if attempts <= 0 or len(candidates) <= 1:
-                return accepted
-            half = len(candidates) // 2
-            return grow(grow(accepted, candidates[:half]), candidates[half:])
-
-        accepted = grow([], going)
-        plan = plan or self.attempt(dict.fromkeys(range(len(self.coupling.roots)), reason))
-        if plan is None:
-            raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
-        left = len(going) - len(accepted)
-        return replace(plan, notes=(*plan.notes, f"{left} of {len(going)} groups of units had to stay: {reason}"))
+        """The largest plan that passes the check; units that stay for it are named, with the reason."""
+        for why, frozen in less_and_less(self.coupling, self.reference):
+            noted = self.failure is not None and why != WHOLE_HEADS
+            if noted:
+                why = f"{why}, since the model fails the check without: {self.failure}"
+            plan = self.attempt(dict.fromkeys(frozen, why))
+            if plan is not None:
+                return replace(plan, notes=(*plan.notes, why)) if noted else plan
+        raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
 
     def attempt(self, frozen: Mapping[int, str]) -> Compaction | None:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
@@ -202,10 +166,7 @@ class Trial:
             self.notes.append("random inputs give outputs that are not numbers: compared on the example alone")
             return self.check_mode(small, kept, training)
         except DifferenceError as difference:
-            pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
-            layer = first_difference(*pair, inputs, training)
-            mode = "train" if training else "eval"
-            raise DifferenceError(f"{difference} in {mode} mode; the first layer that differs is {layer}") from None
+            raise DifferenceError(f"{difference} in {'train' if training else 'eval'} mode") from None
 
     @functools.cached_property
     def elsewhere(self) -> tuple[Any, bool, list[Tensor]] | None:
@@ -228,16 +189,35 @@ class Trial:
         return next((p.dtype for p in self.reference.parameters()), torch.float64)
 
 
-def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> list[Tensor]:
-    with recording(work, tape, training):
-        outputs = run(work, inputs, training)
-        mark_outputs(tape, outputs)
-    return tensors_in(outputs)
+def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> tuple[Tape, list[Tensor]]:
+    """The tape with one more run on it, and what the model returned.
+
+    Where the code looks at a single truth value, a copy of the model runs with the other one. If nothing else differs,
+    neither operations nor what modules are called with, return and remember, then it decides nothing: it warns, say.
+    """
+
+    def recorded(model: nn.Module, turned: bool) -> tuple[Tape, list[Tensor], list[Any]]:
+        longer = tape.copy()
+        with recording(model, longer, training, turned=turned):
+            outputs = run(model, inputs, training)
+            mark_outputs(longer, outputs)
+        found = tensors_in(outputs)
+        numbers = [number_of(output, longer) for output in found]
+        remembered = [value for module in model.modules() for value in vars(module).values() if type(value) in FLAGS]
+        return longer, found, [longer.steps, longer.decisions, longer.calls, numbers, remembered]
+
+    longer, outputs, seen = recorded(work, turned=False)
+    made = longer.decisions[len(tape.decisions) :]
+    if len(made) == 1 and made[0].truth:
+        with contextlib.suppress(Exception):  # the other way may lead to an error
+            if recorded(copy.deepcopy(work), turned=True)[2] == seen:
+                longer.decisions = tape.decisions
+    return longer, outputs
 
 
 def _decided(tape: Tape) -> list[str]:
     """A note on modules whose code reads values of tensors: what it does for other inputs was not seen."""
-    paths = list(dict.fromkeys(path or "the model itself" for _, path in tape.decisions))
+    paths = list(dict.fromkeys(decision.path or "the model itself" for decision in tape.decisions))
     if not paths:
         return []
     which = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..compaction.inputs import inputs_like
-from ..compaction.record.aten_names import FLAT, ODD, POOLS, SAME
+from ..compaction.record.aten_names import POOLS
 from ..compaction.record.tape import Step, tensors_in
 from ..errors import SynflowError
 from ..network.private_copy import arguments
@@ -28,8 +28,6 @@ VECTOR = 8  # channels that processors take at once; kernels are slow on what is
 WASTE = 1 / 8  # how much wider a layer may become for it
 MANY = 256  # positions from which on a convolution is worth oneDNN's calls
 LARGEST = 1 << 19  # entries of a matrix that still come from the cache
-# Channel by channel, so that a channel that nobody reads may be added; learned ones would need one more weight.
-_CHANNELWISE = (FLAT | ODD | SAME | POOLS) - {"prelu", "_prelu_kernel", "rrelu_with_noise", "native_dropout"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,9 @@ def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | 
         if after.name == "convolution" and after.inputs[0] == number:
             layer = _plain_convolution(model, seen, after)
             return after.module if layer is not None and layer.groups == 1 else None
-        if after.name not in _CHANNELWISE or any(seen.reads[other] for other in after.outputs[1:]):
+        # Channel by channel and zero for zero, so that a channel of zeros that nobody reads may be added.
+        channelwise = after.name in POOLS or (after.at_zero is not None and after.at_zero[0] == 0)
+        if not channelwise or any(seen.reads[other] for other in after.outputs[1:]):
             return None
         number = after.outputs[0]
     return None

@@ -14,7 +14,7 @@ from ..record.attributes import Attribute
 from ..result import Stayed
 from .surgery import Indices, cut
 
-__all__ = ["families", "kept_in_all", "kept_indices", "remembered_sizes", "stayed"]
+__all__ = ["kept_in_all", "kept_indices", "remembered_sizes", "stayed"]
 
 
 def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:
@@ -93,22 +93,6 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict
 def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
     """How many indices are left along a dimension, in a line that is not gone as a whole."""
     return int((~gone[ids.movedim(dim, -1).reshape(-1, ids.shape[dim])]).sum(1).max())
-
-
-def families(coupling: Coupling) -> dict[int, list[int]]:
-    """Units that lie along a common dimension of a parameter, directly or through others, by family."""
-    joined = Units(parent=coupling.roots.tolist())
-    for number in coupling.tape.leaves:
-        for ids in coupling.axes.get(number, []):
-            if ids is not None:
-                joined.unify(ids.reshape(-1), ids.reshape(-1)[:1])
-    for whole, row, column in coupling.units.joints:
-        joined.unify(whole, row)
-        joined.unify(whole, column)
-    found: dict[int, list[int]] = {}
-    for unit in range(len(joined.parent)):
-        found.setdefault(joined.find(unit), []).append(unit)
-    return found
 
 
 def _why(units: Units, unit: int) -> str | None:

@@ -7,7 +7,7 @@ left; those of the weights that were cut are zero.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,9 +19,8 @@ from ...network.private_copy import arguments, private_copy
 from ...support.random_state import seeded
 from ..reason.coupling import Coupling
 from ..reason.coupling_rules import couple
-from ..reason.proof import alive_as_it_is
-from ..reason.removal import choose_units
-from ..record.aten_names import VIEWS
+from ..reason.liveness import alive_as_it_is
+from ..reason.removal import choose_units, less_and_less
 from ..record.recorder import recording
 from ..record.tape import Tape, mark_outputs, tensors_in
 from .attention import open_attentions
@@ -82,8 +81,8 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0, ch
     """
     coupling = known.coupling
     alive = alive_as_it_is(coupling.tape, tensors(known.model), masks)
-    for frozen in _less_and_less(known):
-        gone = choose_units(coupling, alive, dict.fromkeys(frozen, "it is reshaped"))
+    for why, frozen in less_and_less(coupling, known.model):
+        gone = choose_units(coupling, alive, dict.fromkeys(frozen, why))
         kept, _ = kept_indices(coupling, gone)
         left = sum(size(mask.shape, kept.get(name, {})).numel() for name, mask in masks.items())
         if left > share * sum(mask.numel() for mask in masks.values()):
@@ -92,20 +91,6 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0, ch
         if not kept or not check or _runs(cut.apply(known.model, masks), known):
             return cut
     return Cut({}, {})
-
-
-def _less_and_less(known: Outline) -> Iterator[set[int]]:
-    """Units to be left alone: none, those inside of heads, all of tensors that the model's own code reshapes."""
-    coupling = known.coupling
-    yield set()
-    columns = {unit for ids in coupling.units.columns for unit in ids.unique().tolist()}
-    if columns:
-        yield columns
-    views = [step for step in coupling.tape.steps if step.name in VIEWS]
-    views = [step for step in views if not isinstance(known.model.get_submodule(step.module), nn.Linear)]
-    reshaped = {number for step in views for number in (*step.inputs, *step.outputs)}
-    axes = [ids for number in reshaped for ids in coupling.of(number) if ids is not None]
-    yield columns | {unit for ids in axes for unit in ids.unique().tolist()}
 
 
 def _runs(small: nn.Module, known: Outline) -> bool:

@@ -24,16 +24,14 @@ class UnfollowedError(Exception):
 class Coupling:
     """The units of every tensor on a tape, and the sums over them.
 
-    `sums`: (unit ids of the summed index as (batch, k), contraction) for each sum of products;
-    `totals`: (tensor, dimension) for each plain sum; `weights`: tensors made of parameters alone; `unfollowed`: tensors
-    behind an operation in which units cannot be followed, with the reason.
+    `sums`: (unit ids of the summed index as (batch, k), contraction) for each sum of products; `weights`: tensors made
+    of parameters alone; `unfollowed`: tensors behind an operation in which units cannot be followed, with the reason.
     """
 
     tape: Tape
     units: Units = field(default_factory=Units)
     axes: dict[int, Axes] = field(default_factory=dict)
     sums: list[tuple[Tensor, Contraction]] = field(default_factory=list)
-    totals: list[tuple[int, int]] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
     flexible: frozenset[str] = frozenset()
     unfollowed: dict[int, str] = field(default_factory=dict)
@@ -180,6 +178,8 @@ def convolution(c: Coupling, p: Contraction) -> None:
 
 def _grouped(c: Coupling, p: Contraction, channels: Tensor | None) -> Tensor | None:
     """Each group has inputs and outputs of its own; a whole group may go, or as many units in each."""
+    if p.transposed:
+        raise UnfollowedError("groups that is transposed")
     groups, units, tied = p.groups, c.units, "channels are tied across groups of a convolution"
     inside, outside = p.shapes[0][1] // groups, p.shapes[2][1] // groups
     if channels is None:
@@ -190,8 +190,7 @@ def _grouped(c: Coupling, p: Contraction, channels: Tensor | None) -> Tensor | N
         group, inner = units.split(channels.reshape(groups, inside), 0, [1])
     if group is None:  # the same channel of every group goes at once
         group = c.fixed(groups, 0, 2, tied)
-    first, second = _weight_of_groups(c, p, group)
-    made, taken = (second, first) if p.transposed else (first, second)
+    made, taken = _weight_of_groups(c, p, group)
     if outside == 1:
         units.unify(group if made is None else made, group)
         made = group
@@ -201,10 +200,8 @@ def _grouped(c: Coupling, p: Contraction, channels: Tensor | None) -> Tensor | N
             units.freeze(made, tied)
         else:
             units.unify(row, group)
-    if p.transposed:
-        c.one(channels.reshape(groups, inside), taken, "the weight has a fixed size")
     if inside > 1:
-        _summed(c, p, None if inner is None else inner.expand(groups, inside), inner if p.transposed else taken, tied)
+        _summed(c, p, None if inner is None else inner.expand(groups, inside), taken, tied)
     return None if made is None else made.reshape(-1)
 
 
@@ -212,19 +209,15 @@ def _weight_of_groups(c: Coupling, p: Contraction, group: Tensor) -> Axes:
     """The units of a weight's rows and columns, per group: columns are ragged, each group has its own."""
     rows, columns = p.shapes[1][:2]
     if p.y not in c.axes and c.is_free(p.y):
-        inside, outside = rows // p.groups, columns
-        if not p.transposed:
-            inside, outside = outside, inside
-        made, taken = group, c.units.fresh([p.groups, inside])
+        outside, ones = rows // p.groups, [1] * (len(p.shapes[1]) - 2)
+        made, taken = group, c.units.fresh([p.groups, columns])
         if outside > 1:
             column = c.units.fresh([p.groups, outside])
             made = c.units.merge(group.expand(p.groups, outside), column)
             c.units.tie(column, [1], group)
-        first, second = (taken, made) if p.transposed else (made, taken)
-        lines = second.unsqueeze(1).expand(-1, rows // p.groups, -1)
-        ones = [1] * (len(p.shapes[1]) - 2)
+        lines = taken.unsqueeze(1).expand(-1, outside, -1)
         own = lines.reshape(rows, columns, *ones) if columns > 1 else None
-        c.axes[p.y] = [first.reshape(rows, 1, *ones), own, *[None] * len(ones)]
+        c.axes[p.y] = [made.reshape(rows, 1, *ones), own, *[None] * len(ones)]
     row, line = c.of(p.y)[:2]
     if line is not None:
         line = c.units.level(line.flatten(1).expand(rows, -1).reshape(p.groups, -1, columns), [1])[:, 0]

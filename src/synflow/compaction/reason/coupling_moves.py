@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..record.tape import Step
 from .coupling import Coupling, UnfollowedError, beside, held, levelled
-from .planes import move, redo
+from .planes import compressed, looked_up, move
 from .units import Axes, shrunk, spread
 
-__all__ = ["cat", "expand", "factor", "index", "pad", "parts", "permute", "reshape", "shift", "stack"]
+__all__ = ["cat", "expand", "factor", "look_up", "pad", "parts", "permute", "reshape", "stack"]
 
 
 def reshape(c: Coupling, step: Step) -> None:
@@ -35,7 +35,7 @@ def _split(c: Coupling, step: Step, sizes: Sequence[int], made: Sequence[Sequenc
     split: Axes = [None] * len(sizes)
     for ids, places in zip(c.of(step.inputs[0]), made, strict=True):
         rest = list(places)
-        whole = None if ids is None else _lift(ids, sizes, made)
+        whole = None if ids is None else compressed(ids.expand(c.tape.shapes[step.inputs[0]]).reshape(list(sizes)))
         while whole is not None and rest:
             if len(rest) == 1:
                 split[rest[0]] = shrunk(whole, rest[0])
@@ -84,7 +84,7 @@ def _viewed(c: Coupling, step: Step, order: Sequence[int | None]) -> None:
 def permute(c: Coupling, step: Step) -> None:
     """Dimensions in another order."""
     sizes = range(2, len(c.tape.shapes[step.inputs[0]]) + 2)  # all different: the shape of the result tells the order
-    _viewed(c, step, [size - 2 for size in redo(step, [torch.empty(tuple(sizes), device="meta")])[0].shape])
+    _viewed(c, step, [size - 2 for size in step.redo([torch.empty(tuple(sizes), device="meta")])[0].shape])
 
 
 def expand(c: Coupling, step: Step) -> None:
@@ -98,7 +98,7 @@ def parts(c: Coupling, step: Step) -> None:
     shape = c.tape.shapes[step.inputs[0]]
     dim, drop = step.args["dim"] % len(shape), step.name in ("select", "unbind")
     places = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-    sizes = [piece.numel() for piece in redo(step, [places])]
+    sizes = [piece.numel() for piece in step.redo([places])]
     ids = c.of(step.inputs[0])[dim]
     if ids is not None and sizes[0] != shape[dim] and step.module not in c.flexible:
         listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow by itself
@@ -107,7 +107,8 @@ def parts(c: Coupling, step: Step) -> None:
         elif drop or listed or step.name == "slice" or len(set(sizes)) > 1:
             c.units.freeze(ids, "it is cut at a fixed place")
         else:
-            c.units.cells(ids, dim, len(sizes))
+            c.units.cells.append(ids)
+            c.units.counts.append((ids.movedim(dim, -1).reshape(-1, sizes[0]), None))
     _viewed(c, step, [d for d in range(len(shape)) if d != dim or not drop])
 
 
@@ -136,35 +137,26 @@ def pad(c: Coupling, step: Step) -> None:
     pads, rank = step.args["pad"], len(c.tape.shapes[step.inputs[0]])
     ends = {rank - 1 - place: pads[2 * place : 2 * place + 2] for place in range(len(pads) // 2)}
     result = levelled(c, c.of(step.inputs[0]), [dim for dim, sizes in ends.items() if any(sizes)])
-    for dim, (before, after) in ends.items():
+    for dim, sizes in ends.items():
         ids = result[dim]
-        if before < 0 or after < 0:
+        if min(sizes) < 0:
             c.units.freeze(ids, "it is cropped")
             result[dim] = None
         elif ids is not None:
-            lines = [c.fixed(n, dim, rank, "it is padding") for n in (before, after)]
-            around = [line.expand([-1 if d == dim else n for d, n in enumerate(ids.shape)]) for line in lines]
-            result[dim] = torch.cat([around[0], ids, around[1]], dim)
+            padding = int(c.fixed(1, 0, 1, "it is padding"))
+            result[dim] = torch.constant_pad_nd(ids, [*[0, 0] * (rank - 1 - dim), *sizes], padding)
     c.axes[step.outputs[0]] = result
 
 
-def shift(c: Coupling, step: Step) -> None:
-    """Elements that change places along a dimension."""
-    dims = step.args.get("dims", [step.args.get("dim")]) or range(len(c.tape.shapes[step.inputs[0]]))
-    c.axes[step.outputs[0]] = held(c, step.inputs[0], dims, f"it is moved about by position ({step.name})")
-
-
-def index(c: Coupling, step: Step) -> None:
-    """Rows picked by one table of numbers, as relative position biases are."""
-    tables = [dim for dim, table in enumerate(step.args["indices"]) if table is not None]
-    rank = len(c.tape.shapes[step.inputs[0]])
-    new = len(c.tape.shapes[step.outputs[0]]) - rank + 1
-    if len(tables) != 1 or new < 1:
+def look_up(c: Coupling, step: Step) -> None:
+    """Lines picked by numbers: embeddings, relative position biases."""
+    where = looked_up(step, c.tape)
+    if where is None:
         raise UnfollowedError("several tables or a mask")
-    dim = tables[0]
+    dim, new = where
     left = held(c, step.inputs[0], [dim], "it is looked up by number")
-    rows: Axes = [None if ids is None else ids.squeeze(dim)[(slice(None),) * dim + (None,) * new] for ids in left]
-    c.axes[step.outputs[0]] = [*rows[:dim], *[None] * new, *rows[dim + 1 :]]
+    lines: Axes = [None if ids is None else ids.squeeze(dim)[(slice(None),) * dim + (None,) * new] for ids in left]
+    c.axes[step.outputs[0]] = [*lines[:dim], *[None] * new, *lines[dim + 1 :]]
 
 
 def factor(before: Sequence[int], after: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
@@ -191,16 +183,6 @@ def factor(before: Sequence[int], after: Sequence[int]) -> tuple[list[int], list
             made[side][places[side] - 1].append(len(sizes))
             rest[side] //= small
         sizes.append(small)
-
-
-def _lift(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -> Tensor:
-    """A plane seen in the factors of its dimensions."""
-    shape = [1] * len(sizes)
-    for dim, places in enumerate(made):
-        if plane.shape[dim] > 1:
-            for place in places:
-                shape[place] = sizes[place]
-    return plane.reshape(shape)
 
 
 def _gather(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -> Tensor:

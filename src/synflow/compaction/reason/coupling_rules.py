@@ -35,7 +35,7 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
         if reason is not None:
             behind = [n for n in step.outputs if all(ids is None for ids in coupling.of(n))]
             coupling.unfollowed.update(dict.fromkeys(behind, reason))
-    for path in {path for _, path in tape.decisions}:
+    for path in dict.fromkeys(decision.path for decision in tape.decisions):
         where = f"the code of {path}" if path else "the model's own code"
         coupling.freeze_all(sorted(tape.seen[path]), f"{where} decides on values, and may do something else with it")
     coupling.freeze_all(sorted(tape.outputs), "it is an output of the model")
@@ -44,7 +44,8 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
 
 def _not_followed(coupling: Coupling, step: Step) -> str | None:
     """Follow the units through a step, or say why that cannot be done."""
-    missing, rule = f"there is no rule for the operation {step.name}", _RULES.get(step.name)
+    missing = f"there is no rule for the operation {step.name}"
+    rule = _RULES.get(step.name) or (_elementwise if aten.elementwise(step.name) else None)
     if rule is None:
         return missing
     try:
@@ -77,18 +78,27 @@ def _factory(c: Coupling, step: Step) -> None:
     c.axes[step.outputs[0]] = [c.vector(size, dim, len(shape)) for dim, size in enumerate(shape)]
 
 
-def _like(c: Coupling, step: Step) -> None:
-    c.axes[step.outputs[0]] = list(c.of(step.inputs[0]))
-
-
-def _along(c: Coupling, step: Step) -> None:
-    c.freeze(step.inputs[0], [step.args["dim"]], f"the {step.name.strip('_')} runs along it")
-    _like(c, step)
-
-
-def _pool(c: Coupling, step: Step) -> None:
+def _mixed(c: Coupling, step: Step) -> None:
+    """Elements are mixed along some dimensions, which keep their size: even a zero counts in a mean."""
+    name, number = step.name, step.inputs[0]
+    rank, shape = len(c.tape.shapes[number]), c.tape.shapes[step.outputs[0]]
+    if name in aten.POOLS:
+        dims, reason = list(range(2, rank)), "it is pooled over"
+    elif name in aten.MIXING_NORMS:
+        layer = name == "native_layer_norm"
+        dims = list(range(rank - len(step.args["normalized_shape"]), rank)) if layer else [1]
+        reason = f"a {'layer' if layer else 'group'} norm takes its statistics over it"
+    else:
+        dims, reason = reduced(step, rank), f"the {name.strip('_')} runs over it"
+    c.freeze(number, dims, reason)
+    c.freeze_all(step.inputs[1:], reason)
+    same = c.tape.shapes[number] == shape
+    left = [ids if same or dim not in dims else None for dim, ids in enumerate(levelled(c, c.of(number), dims))]
+    if len(shape) < rank:
+        left = [None if ids is None else ids.squeeze(tuple(dims)) for dim, ids in enumerate(left) if dim not in dims]
     for out in step.outputs:
-        c.axes[out] = held(c, step.inputs[0], range(2, len(c.tape.shapes[out])), "it is pooled over")
+        if c.tape.shapes[out] == shape:
+            c.axes[out] = left
 
 
 def _scattered(c: Coupling, step: Step) -> None:
@@ -96,16 +106,6 @@ def _scattered(c: Coupling, step: Step) -> None:
     for number in scattered(step):
         c.axes[number] = held(c, number, [step.args["dim"]], f"it is looked up by number ({step.name})")
     c.axes[step.outputs[0]] = beside(c, scattered(step), c.tape.shapes[step.outputs[0]])
-
-
-def _embedding(c: Coupling, step: Step) -> None:
-    table = step.inputs[0]
-    c.freeze(table, [0], "rows are looked up by number")
-    columns, rank = c.of(table)[1], len(c.tape.shapes[step.outputs[0]])
-    c.axes[step.outputs[0]] = [
-        *[None] * (rank - 1),
-        None if columns is None else columns.reshape([1] * (rank - 1) + [-1]),
-    ]
 
 
 def _batch_norm(c: Coupling, step: Step) -> None:
@@ -120,50 +120,18 @@ def _batch_norm(c: Coupling, step: Step) -> None:
     c.axes[step.outputs[0]] = source
 
 
-def _mixing_norm(c: Coupling, step: Step) -> None:
-    """Statistics over channels change when channels go, even such as are zero."""
-    layer = step.name == "native_layer_norm"
-    reason = f"a {'layer' if layer else 'group'} norm takes its statistics over it"
-    rank = len(c.tape.shapes[step.inputs[0]])
-    c.freeze(step.inputs[0], range(rank - len(step.args["normalized_shape"]), rank) if layer else [1], reason)
-    c.freeze_all(step.inputs[1:], reason)
-    _like(c, step)
-
-
-def _reduction(c: Coupling, step: Step) -> None:
-    source = c.of(step.inputs[0])
-    dims = reduced(step, len(source))
-    if step.name == "sum":
-        c.totals += [(step.inputs[0], dim) for dim in dims if source[dim] is not None]
-    else:
-        c.freeze(step.inputs[0], dims, f"the {step.name} runs over it")
-    left = [None if dim in dims else ids for dim, ids in enumerate(levelled(c, source, dims))]
-    if not step.args.get("keepdim"):
-        left = [None if ids is None else ids.squeeze(tuple(dims)) for dim, ids in enumerate(left) if dim not in dims]
-    for out in step.outputs:
-        c.axes[out] = left
-
-
 _RULES: dict[str, Callable[[Coupling, Step], None]] = {
-    **dict.fromkeys(aten.ELEMENTWISE, _elementwise),
     **dict.fromkeys(aten.OPERANDS, _product),
     **dict.fromkeys(aten.VIEWS, moves.reshape),
     **dict.fromkeys(aten.PERMUTATIONS, moves.permute),
     **dict.fromkeys(aten.PARTS, moves.parts),
-    **dict.fromkeys(aten.KEEPING, moves.shift),
+    **dict.fromkeys(aten.LOOKUPS, moves.look_up),
     **dict.fromkeys(aten.BATCH_NORMS, _batch_norm),
-    **dict.fromkeys(aten.REDUCTIONS, _reduction),
-    **dict.fromkeys(aten.ALONG, _along),
-    **dict.fromkeys(aten.POOLS, _pool),
+    **dict.fromkeys(aten.MIXING, _mixed),
     **dict.fromkeys(aten.FACTORIES, _factory),
-    **dict.fromkeys(aten.LIKE, _like),
     **dict.fromkeys(aten.SCATTERED, _scattered),
     "expand": moves.expand,
     "cat": moves.cat,
     "stack": moves.stack,
     "constant_pad_nd": moves.pad,
-    "index": moves.index,
-    "embedding": _embedding,
-    "native_layer_norm": _mixing_norm,
-    "native_group_norm": _mixing_norm,
 }

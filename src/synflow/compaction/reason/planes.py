@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...support.private_torch import pytree
-from ..record.aten_names import LOOKUPS, OPERANDS, VIEWS
-from ..record.tape import Ref, Step, Tape
-from .units import common_shape
+from ..record.aten_names import OPERANDS, VIEWS
+from ..record.tape import Step, Tape
 
-__all__ = ["Contraction", "compressed", "contraction", "lit", "move", "product", "redo", "settled", "some"]
+__all__ = ["Contraction", "compressed", "contraction", "lit", "looked_up", "move", "product", "settled",
+           "some"]  # fmt: skip
 
 
 class _Sign(torch.autograd.Function):
@@ -72,25 +71,21 @@ def compressed(plane: Tensor) -> Tensor:
 
 def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
     """What a step that only moves elements makes of planes, or of units: the step itself, done to them."""
-    if step.name in LOOKUPS:
-        return [_looked_up(step, planes[0], len(tape.shapes[step.outputs[0]]))]
     if step.name in ("cat", "stack"):
         return [_cat(step, tape, planes)]
     plane = (planes[0].float() if planes[0].dtype == torch.bool else planes[0]).expand(tape.shapes[step.inputs[0]])
-    found = [plane.reshape(tape.shapes[step.outputs[0]])] if step.name in VIEWS else redo(step, [plane])
+    found = [plane.reshape(tape.shapes[step.outputs[0]])] if step.name in VIEWS else step.redo([plane])
     return [lit(plane) if step.args.get("value") else compressed(plane) for plane in found]
 
 
-def _looked_up(step: Step, plane: Tensor, rank: int) -> Tensor:
-    """Any of the rows may be the one that is asked for."""
-    tables = enumerate(step.args.get("indices", ()))
-    looked = [dim for dim, table in tables if table is not None] or [step.args["dim"] % plane.dim()]
-    new = rank - plane.dim()
-    if len(looked) != 1 or new < 0:
-        return some(plane, range(plane.dim())).reshape([1] * rank)
-    dim = looked[0]
-    plane = some(plane, [dim], keepdim=True)
-    return plane.reshape([*plane.shape[:dim], *[1] * (new + 1), *plane.shape[dim + 1 :]])
+def looked_up(step: Step, tape: Tape) -> tuple[int, int] | None:
+    """The dimension along which lines are looked up by number, and how many dimensions the result has in its place."""
+    rank, after = (len(tape.shapes[number]) for number in (step.inputs[0], step.outputs[0]))
+    tables = [step.args.get("dim", 0) % rank]
+    if step.name == "index":
+        tables = [dim for dim, table in enumerate(step.args["indices"]) if table is not None]
+    new = after - rank + 1
+    return (tables[0], new) if len(tables) == 1 and new > 0 else None
 
 
 def _cat(step: Step, tape: Tape, planes: Sequence[Tensor]) -> Tensor:
@@ -99,22 +94,9 @@ def _cat(step: Step, tape: Tape, planes: Sequence[Tensor]) -> Tensor:
     if step.name == "stack":
         planes, sizes = [p.unsqueeze(step.args["dim"]) for p in planes], [(1,) * (len(size) + 1) for size in sizes]
     dim = step.args["dim"] % len(sizes[0])
-    common = common_shape([(*p.shape[:dim], 1, *p.shape[dim + 1 :]) for p in planes])
+    common = np.broadcast_shapes(*((*p.shape[:dim], 1, *p.shape[dim + 1 :]) for p in planes))
     parts = [p.expand([*common[:dim], size[dim], *common[dim + 1 :]]) for p, size in zip(planes, sizes, strict=True)]
     return torch.cat(parts, dim)
-
-
-def redo(step: Step, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Do the step itself, on other tensors."""
-    given = dict(zip(step.inputs, tensors, strict=False))
-
-    def resolve(leaf: Any) -> Any:
-        return given[leaf.number] if isinstance(leaf, Ref) else leaf
-
-    args = {name: pytree.tree_map(resolve, value) for name, value in step.args.items()}
-    positional = [a.name for a in step.op._schema.arguments if not a.kwarg_only]
-    result = step.op(*[args.pop(name) for name in positional if name in args], **args)
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True)

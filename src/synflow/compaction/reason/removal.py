@@ -7,16 +7,19 @@ feed each other go together, also around residual blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..record.aten_names import PARTS, VIEWS
 from .coupling import Coupling
 from .planes import product
 from .units import Axes
 
-__all__ = ["choose_units", "dead_units", "gone_plane"]
+__all__ = ["WHOLE_HEADS", "choose_units", "dead_units", "gone_plane", "less_and_less"]
+
+WHOLE_HEADS = "heads have one size for all in this code, so they go as a whole or not at all"
 
 
 def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Mapping[int, str] | None = None) -> Tensor:
@@ -47,6 +50,26 @@ def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Mappin
         if int(gone.sum()) == before:
             break
     return gone[root]
+
+
+def less_and_less(coupling: Coupling, model: nn.Module) -> Iterator[tuple[str, set[int]]]:
+    """Units to be left alone, and why. At first none; a model whose code has sizes of its own may fail without more."""
+    units = coupling.units
+    yield "", set()
+    if units.columns:
+        yield WHOLE_HEADS, _members(units.columns)
+    if units.cells:
+        yield "what the code cuts into equal parts had to stay", _members(units.cells)
+    kept = [*units.columns, *units.cells]
+    for step in coupling.tape.steps:
+        if step.name in VIEWS | PARTS and not isinstance(model.get_submodule(step.module), nn.Linear):
+            kept += [ids for n in (*step.inputs, *step.outputs) for ids in coupling.of(n) if ids is not None]
+    yield "what the code reshapes or cuts had to stay", _members(kept)
+    yield "all units had to stay", set(range(len(coupling.roots)))
+
+
+def _members(several: list[Tensor]) -> set[int]:
+    return {unit for ids in several for unit in ids.unique().tolist()}
 
 
 def dead_units(coupling: Coupling, alive: Mapping[int, Tensor], gone: Tensor) -> Tensor:
@@ -85,14 +108,6 @@ def _notice(
         if read.shape[0] > ids.shape[0]:
             read = read.any(0, keepdim=True)
         going[ids[read.expand(ids.shape)]] = False
-    for number, dim in coupling.totals:
-        axis = coupling.of(number)[dim]
-        assert axis is not None
-        axis = root[axis]
-        shape = coupling.tape.shapes[number]
-        seen = _plane(alive, number, shape) & ~gone_plane(_roots(coupling.of(number), root, dim), going)
-        seen, axis = torch.broadcast_tensors(seen, axis)
-        going[axis[seen]] = False
 
 
 def _plane(alive: Mapping[int, Tensor], number: int, shape: tuple[int, ...]) -> Tensor:
@@ -100,8 +115,8 @@ def _plane(alive: Mapping[int, Tensor], number: int, shape: tuple[int, ...]) -> 
     return torch.ones([1] * len(shape), dtype=torch.bool) if plane is None else plane
 
 
-def _roots(axes: Axes, root: Tensor, skip: int | None = None) -> Axes:
-    return [None if ids is None or dim == skip else root[ids] for dim, ids in enumerate(axes)]
+def _roots(axes: Axes, root: Tensor) -> Axes:
+    return [None if ids is None else root[ids] for ids in axes]
 
 
 def _joints(coupling: Coupling, root: Tensor, gone: Tensor) -> None:

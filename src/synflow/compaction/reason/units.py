@@ -9,20 +9,15 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["Axes", "Units", "common_shape", "shrunk", "spread"]
+__all__ = ["Axes", "Units", "shrunk", "spread"]
 
 Axes = list[Tensor | None]
-
-
-def common_shape(shapes: Iterable[Sequence[int]]) -> list[int]:
-    """The shape to which shapes of one rank broadcast (torch's own function imports a symbolic algebra library)."""
-    return [max(sizes) for sizes in zip(*shapes, strict=True)]
 
 
 def spread(ids: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -45,7 +40,8 @@ class Units:
     `reasons`: why a unit may never go; `asides`: why one that is dead stays for once.
     `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
     (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
-    `children`: row and column of a whole; `columns`: those of dimensions that the model's own code reshapes.
+    `children`: row and column of a whole; `columns`: those of dimensions that the model's own code reshapes; `cells`:
+    dimensions that are cut into equal parts.
     `counts`: (matrix, rows): as many units must go in each line of the matrix; lines whose row unit goes don't count.
     """
 
@@ -55,6 +51,7 @@ class Units:
     joints: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     counts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
+    cells: list[Tensor] = field(default_factory=list)
     children: dict[int, tuple[int, int]] = field(default_factory=dict)
     _wholes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
@@ -108,22 +105,16 @@ class Units:
 
     def split(self, whole: Tensor, row: int, columns: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
         """See one dimension as two: `whole` already has dimensions `row` and `columns` in place of it."""
-        lines = whole
-        for dim in columns:
-            lines = lines.narrow(dim, 0, 1)
+        first = tuple(slice(0, 1) if dim in columns else slice(None) for dim in range(whole.dim()))
+        lines = whole[first]
         if bool((whole == lines).all()):
             return lines, None
         if bool((whole == whole.narrow(row, 0, 1)).all()):
             return None, whole.narrow(row, 0, 1)
-        known = [self.children.get(unit) for unit in whole.reshape(-1).tolist()]
-        if all(pair is not None for pair in known):
-            pairs = torch.tensor([pair for pair in known if pair is not None]).reshape(*whole.shape, 2)
-            rows = pairs[..., 0]
-            head = rows
-            for dim in columns:
-                head = head.narrow(dim, 0, 1)
-            if bool((rows == head).all()):
-                return head, pairs[..., 1]
+        known = [self.children.get(unit, (-1, -1)) for unit in whole.reshape(-1).tolist()]
+        heads, inner = torch.tensor(known).reshape(*whole.shape, 2).unbind(-1)
+        if bool((heads == heads[first]).all()) and bool((heads >= 0).all()):
+            return heads[first], inner
         head = self.fresh(lines.shape)
         inner = self.fresh(whole.shape)
         self._join(whole, head.expand(whole.shape), inner)
@@ -146,11 +137,6 @@ class Units:
             self._join(whole.reshape(-1)[places], row.reshape(-1)[places], column.reshape(-1)[places])
         return whole
 
-    def cells(self, ids: Tensor, dim: int, count: int) -> None:
-        """Equal stretches of a dimension must lose as many units each."""
-        lines = ids.movedim(dim, -1)
-        self.counts.append((lines.reshape(-1, lines.shape[-1] // count), None))
-
     def _join(self, whole: Tensor, row: Tensor, column: Tensor) -> None:
         whole, row, column = whole.reshape(-1), row.reshape(-1), column.reshape(-1)
         self.joints.append((whole, row, column))
@@ -160,10 +146,7 @@ class Units:
 
     def tie(self, ids: Tensor, columns: Sequence[int], rows: Tensor | None) -> None:
         """As many units must go in each line along `columns`, never all; lines whose row unit goes do not count."""
-        lines = ids.movedim(tuple(columns), tuple(range(-len(columns), 0)))
-        matrix = lines.reshape(-1, int(torch.Size([ids.shape[d] for d in columns]).numel()))
+        last = tuple(range(-len(columns), 0))
+        matrix = ids.movedim(tuple(columns), last).flatten(-len(columns)).flatten(0, -2)
         if len(matrix) > 1 or rows is None:
-            heads = None
-            if rows is not None:
-                heads = rows.movedim(tuple(columns), tuple(range(-len(columns), 0))).reshape(-1)
-            self.counts.append((matrix, heads))
+            self.counts.append((matrix, None if rows is None else rows.movedim(tuple(columns), last).reshape(-1)))

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from ...support import windows
 from ...support.private_torch import TorchDispatchMode, pytree
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
-from .tape import NUMBER, Ref, Step, Tape, number_of
+from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of
 
-__all__ = ["recording"]
+__all__ = ["FLAGS", "recording"]
 
 _CONVOLUTION = "aten::convolution"
 # Operations (torch tags most of them), and functions that no operation shows, by which values of tensors come into
@@ -32,31 +32,16 @@ _READING_FUNCTIONS = {"tolist", "numpy", "__array__"}
 # Functions by which Python learns the size of a tensor, beside the attribute `shape`.
 _SIZES = {"size", "__len__", "numel", "nelement"}
 
-_FLAGS = {bool, int, float, str}  # types in which code can hand a decision on to a module that it calls
-
-_Place = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-def _overlap(one: _Place, other: _Place) -> bool:
-    """Do two views of a storage share an element? Halves of a tensor don't, though they share the storage."""
-
-    def end(place: _Place) -> int:
-        return place[2] + sum((size - 1) * stride for size, stride in zip(*place[:2], strict=True)) + 1
-
-    seen = torch.zeros(max(end(one), end(other)), dtype=torch.bool)
-    seen.as_strided(*one).fill_(True)
-    return bool(seen.as_strided(*other).any())
+FLAGS = {bool, int, float, str}  # types in which code can hand a decision on to a module that it calls
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, tape: Tape, hollow: bool = False) -> None:
+    def __init__(self, tape: Tape, training: bool, hollow: bool = False, turned: bool = False) -> None:
         super().__init__()
-        self.tape, self.hollow = tape, hollow
+        self.tape, self.training, self.hollow, self.turned = tape, training, hollow, turned
         self.path: list[str] = [""]
-        self.training = False
         self.storages: dict[int, list[int]] = {}
-        self.places: dict[int, _Place] = {}
-        self.stale: dict[int, list[int]] = {}  # storage written through other tensors, these
+        self.stale: dict[int, list[int]] = {}  # tensors whose storage was written through these others
         self.uneven: dict[int, tuple[int, ...]] = {}  # tensors whose sizes depend on values, and the tensors with these
 
     @classmethod
@@ -68,11 +53,9 @@ class _Recorder(TorchDispatchMode):
         if number is None:
             number = self.new_number(tensor)
         elif number in self.stale:
-            writers = [w for w in self.stale.pop(number) if _overlap(self.places[number], self.places[w])]
-            if writers:
-                read = (number, *writers)
-                number = self.new_number(tensor)
-                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
+            read = (number, *self.stale.pop(number))
+            number = self.new_number(tensor)
+            self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
         return number
 
     def new_number(self, tensor: Tensor) -> int:
@@ -81,7 +64,6 @@ class _Recorder(TorchDispatchMode):
         setattr(tensor, NUMBER, (self.tape, number))
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
-            self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
         return number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,10 +96,11 @@ class _Recorder(TorchDispatchMode):
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
         self.tape.seen.setdefault(self.path[-1], set()).update(read, outputs)
-        if name in _READING or torch.Tag.data_dependent_output in func.tags:
-            self.tape.decisions += [(number, self.path[-1]) for number in read]
         self.note_uneven(func, args, read, outputs)
-        return result
+        if name not in _READING and torch.Tag.data_dependent_output not in func.tags:
+            return result
+        self.tape.decisions += [Decision(number, self.path[-1], isinstance(result, bool)) for number in read]
+        return not result if self.turned and isinstance(result, bool) else result
 
     def note_uneven(self, func: Any, args: Any, read: list[int], outputs: tuple[int, ...]) -> None:
         """Note results whose sizes depend on values: `y[y > 0]`, and what is computed from it row by row."""
@@ -134,9 +117,8 @@ class _Recorder(TorchDispatchMode):
 
     def enter(self, path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hand_over(path, (args, kwargs))
-        if any(type(leaf) in _FLAGS for leaf in pytree.tree_leaves((args, kwargs))):  # the flag may be the decision
-            decisions = self.tape.decisions
-            decisions += [(number, path) for number, caller in decisions if caller == self.path[-1] != path]
+        values = tuple(leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) in FLAGS)
+        self.tape.calls.append(Call(len(self.tape.decisions), self.path[-1], path, values))
         self.path.append(path)
 
     def leave(self, path: str, _: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
@@ -172,10 +154,10 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         tape, path, name = self.recorder.tape, self.recorder.path[-1], getattr(func, "__name__", "")
         if name in _READING_FUNCTIONS:
-            tape.decisions.append((self.recorder.number(args[0]), path))
+            tape.decisions.append(Decision(self.recorder.number(args[0]), path, truth=False))
         if self.recorder.uneven and (name in _SIZES or getattr(func, "__self__", None) is Tensor.shape):
             asked_of = self.recorder.uneven.get(self.recorder.number(args[0]), ())
-            tape.decisions += [(number, path) for number in asked_of]
+            tape.decisions += [Decision(number, path, truth=False) for number in asked_of]
         result = func(*args, **kwargs)
         sizes = list(sizes_in([*args, *kwargs.values()]))
         if not sizes:
@@ -213,16 +195,18 @@ def _zeros(
 
 
 @contextlib.contextmanager
-def recording(model: nn.Module, tape: Tape, training: bool, hollow: bool = False) -> Iterator[None]:
+def recording(
+    model: nn.Module, tape: Tape, training: bool, hollow: bool = False, turned: bool = False
+) -> Iterator[None]:
     """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
 
     With `hollow`, convolutions, which take most of the time and on whose values models do not decide, return zeros.
+    With `turned`, each truth value of a tensor that the code asks for is the other one.
 
     The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
     caller passes on as the model's outputs is recorded with `mark_outputs`.
     """
-    recorder = _Recorder(tape, hollow)
-    recorder.training = training
+    recorder = _Recorder(tape, training, hollow, turned)
     known = {name: number for number, name in tape.leaves.items()}
     for name, tensor in _leaves(model):
         number = known.get(name, len(tape.shapes))

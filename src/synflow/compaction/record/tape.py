@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...support.private_torch import pytree
+from .aten_names import FILLED, SAME, elementwise
 from .attributes import Attribute
 
-__all__ = ["NUMBER", "Ref", "Step", "Tape", "mark_outputs", "never_zero", "number_of", "tensors_in"]
+__all__ = ["NUMBER", "Call", "Decision", "Ref", "Step", "Tape", "mark_outputs", "never_zero", "number_of", "tensors_in"]
 
 NUMBER = "_synflow_number"  # the attribute of a tensor that holds its tape and its number there
 
@@ -41,6 +45,51 @@ class Step:
         value = self.args.get(name)
         return value.number if isinstance(value, Ref) else None
 
+    def redo(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Do the step itself, on other tensors."""
+        given = dict(zip(self.inputs, tensors, strict=False))
+
+        def resolve(leaf: Any) -> Any:
+            return given[leaf.number] if isinstance(leaf, Ref) else leaf
+
+        args = {name: pytree.tree_map(resolve, value) for name, value in self.args.items()}
+        positional = [a.name for a in self.op._schema.arguments if not a.kwarg_only]
+        result = self.op(*[args.pop(name) for name in positional if name in args], **args)
+        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+    @functools.cached_property
+    def at_zero(self) -> tuple[float, float] | None:
+        """Value and slope at zero of a function of each element of one tensor; None for any other operation."""
+        if len(self.inputs) != 1 or self.name in FILLED or not elementwise(self.name):
+            return None
+        if self.name in SAME:
+            return 0.0, 1.0
+        x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        try:
+            with torch.enable_grad():
+                value = self.redo([x * 1])[0]
+                slope = float(torch.autograd.grad(value, x)[0]) if value.requires_grad else 0.0
+        except (RuntimeError, TypeError):  # an operation on whole numbers
+            return None
+        return float(value.detach()), slope
+
+
+class Decision(NamedTuple):
+    """A tensor whose values came into Python, the module whose code asked, and whether it asked for a truth value."""
+
+    number: int
+    path: str
+    truth: bool
+
+
+class Call(NamedTuple):
+    """A call of a module: how many decisions came before, whose code calls whom, the plain values that it hands on."""
+
+    before: int
+    caller: str
+    called: str
+    values: tuple[Any, ...]
+
 
 @dataclass
 class Tape:
@@ -49,7 +98,7 @@ class Tape:
     `leaves` are the parameters and buffers, `trained` the parameters among them, `whole` those of whole numbers (index
     tables), `outputs` what the model returned, `written` the leaves that the model itself wrote to.
     `sizes` are dimensions whose size came straight from an attribute of a module, `fixed` the attributes that were used
-    in any other way, too. `decisions` are tensors whose values came into Python, with the module that ran, `seen` the
+    in any other way, too. `decisions` are tensors whose values came into Python, `calls` those of modules, `seen` the
     tensors that the code of each module had in hand, `remarks` what the user should know.
     """
 
@@ -62,19 +111,24 @@ class Tape:
     written: set[int] = field(default_factory=set)
     sizes: dict[tuple[int, int], Attribute] = field(default_factory=dict)
     fixed: set[Attribute] = field(default_factory=set)
-    decisions: list[tuple[int, str]] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     seen: dict[str, set[int]] = field(default_factory=dict)
     remarks: set[str] = field(default_factory=set)
 
-    def length(self) -> tuple[int, int]:
-        """How much is on the tape, to come back to with `cut_back`."""
-        return len(self.steps), len(self.shapes)
+    def copy(self) -> Tape:
+        """A tape on which a run can be tried."""
+        parts = {part.name: copy.copy(getattr(self, part.name)) for part in dataclasses.fields(self)}
+        return Tape(**parts | {"seen": {path: set(numbers) for path, numbers in self.seen.items()}})
 
-    def cut_back(self, length: tuple[int, int]) -> None:
-        """Forget what was recorded since."""
-        del self.steps[length[0] :]
-        self.outputs = {number for number in self.outputs if number < length[1]}
-        self.decisions = [(number, path) for number, path in self.decisions if number < length[1]]
+    def handed_on(self) -> list[Decision]:
+        """All decisions, and those that a module's code may know by a flag or number that it is called with."""
+        found: list[Decision] = []
+        for call in self.calls:
+            if call.values and call.called != call.caller:
+                known = (*self.decisions[: call.before], *found)
+                found += [decision._replace(path=call.called) for decision in known if decision.path == call.caller]
+        return [*self.decisions, *found]
 
     def used(self) -> Tape:
         """The same without steps on which no output depends, such as attention weights that nobody asks for.
@@ -86,15 +140,15 @@ class Tape:
         for step in self.steps:
             if varying.isdisjoint(step.inputs):
                 varying.difference_update(step.outputs)
-        decisions = [(number, path) for number, path in self.decisions if number in varying]
-        outputs = self.outputs | {number for number, _ in decisions}
+        decisions = [decision for decision in self.handed_on() if decision.number in varying]
+        outputs = self.outputs | {decision.number for decision in decisions}
         needed = set(outputs)
         steps: list[Step] = []
         for step in reversed(self.steps):
             if not needed.isdisjoint(step.outputs):
                 needed.update(step.inputs)
                 steps.append(step)
-        return dataclasses.replace(self, steps=steps[::-1], outputs=outputs, decisions=decisions)
+        return dataclasses.replace(self, steps=steps[::-1], outputs=outputs, decisions=decisions, calls=[])
 
 
 def number_of(tensor: Tensor, tape: Tape) -> int | None:
