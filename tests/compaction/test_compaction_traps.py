@@ -298,6 +298,24 @@ def test_what_is_read_only_in_training_stays():
     assert width(check(model, masks, X), "first") == 3
 
 
+@pytest.mark.parametrize("largest", [lambda h: h.max(), lambda h: h.max(1, keepdim=True).values, lambda h: h.min()])
+def test_the_largest_of_all_units_is_read_from_all(largest):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            return self.out(hidden.relu()) + largest(hidden)
+
+    model = Scaled()
+    small = check(model, {"out.weight": without(model, "out.weight", 1, [1])}, X)
+    assert width(small, "first") == 4
+    small = check(model, {"first.weight": without(model, "first.weight", 0, [1])}, X)  # a zero may be the largest
+    assert width(small, "first") == 4
+
+
 def test_inputs_and_outputs_keep_their_size():
     model = mlp(nn.ReLU())
     nn.init.zeros_(model[2].bias)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..support.private_torch import pytree
 from .cut.attention import open_attentions
 from .cut.plan import kept_indices, remembered_sizes, stayed
 from .cut.surgery import Indices, shrink, tensors
@@ -203,7 +204,8 @@ def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> tuple[Tape
             mark_outputs(longer, outputs)
         found = tensors_in(outputs)
         numbers = [number_of(output, longer) for output in found]
-        remembered = [value for module in model.modules() for value in vars(module).values() if type(value) in FLAGS]
+        held = pytree.tree_leaves([vars(module) for module in model.modules()])
+        remembered = [value for value in held if type(value) in FLAGS]
         return longer, found, [longer.steps, longer.decisions, longer.calls, numbers, remembered]
 
     longer, outputs, seen = recorded(work, turned=False)

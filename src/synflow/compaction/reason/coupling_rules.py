@@ -45,7 +45,7 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
 def _not_followed(coupling: Coupling, step: Step) -> str | None:
     """Follow the units through a step, or say why that cannot be done."""
     missing = f"there is no rule for the operation {step.name}"
-    rule = _RULES.get(step.name) or (_elementwise if aten.elementwise(step.name) else None)
+    rule = _RULES.get(step.name) or (_elementwise if aten.elementwise(step.name, step.op) else None)
     if rule is None:
         return missing
     try:

@@ -207,7 +207,7 @@ def _planes(state: _State, step: Step) -> list[Tensor] | None:
         return [lit(some(planes[0], [dim], keepdim=True))]
     if name in aten.REDUCED_ONCE:
         return [some(planes[0], reduced(step, planes[0].dim()), bool(step.args.get("keepdim")))]
-    return [_combined(step, planes)] if aten.elementwise(name) and name not in aten.FILLED else None
+    return [_combined(step, planes)] if aten.elementwise(name, step.op) and name not in aten.FILLED else None
 
 
 def _lines(step: Step, tape: Tape, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ SAME = {"clone", "_to_copy", "alias", "detach", "lift_fresh", "lift_fresh_copy",
 SLOPES = {"_prelu_kernel", "rrelu_with_noise"}
 FILLED = {"bernoulli", "uniform", "normal", "exponential", "random", "fill", "zero", "copy", "zeros_like", "ones_like",
           "full_like", "empty_like", "rand_like", "randn_like"}  # fmt: skip
-_UNTAGGED = SAME | SLOPES | FILLED | {"hardswish", "log_sigmoid_forward", "floor_divide"}
+_UNTAGGED = SAME | SLOPES | FILLED | {"hardswish", "log_sigmoid_forward", "floor_divide", "masked_fill", "rsub"}
 
 FACTORIES = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "rand", "randn"}
 # The second dimension, channels, is kept; positions are mixed.
@@ -45,8 +46,9 @@ OPERANDS = {"mm": ("self", "mat2", ""), "addmm": ("mat1", "mat2", "self"), "bmm"
 
 
 @functools.cache
-def elementwise(name: str) -> bool:
-    """Does an operation combine its tensors element by element, broadcasting?"""
-    packet = getattr(torch.ops.aten, name, None)
-    forms = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-    return name in _UNTAGGED or any(torch.Tag.pointwise in form.tags for form in forms)
+def elementwise(name: str, op: Any) -> bool:
+    """Does an operation combine its tensors element by element, broadcasting? `max` of two tensors does, of one not."""
+    if op is None or name in _UNTAGGED:
+        return name in _UNTAGGED
+    plain = getattr(getattr(torch.ops.aten, name, None), op._schema.overload_name or "default", op)
+    return any(torch.Tag.pointwise in form.tags for form in (op, plain))  # some in-place forms are not tagged

@@ -60,7 +60,7 @@ class Step:
     @functools.cached_property
     def at_zero(self) -> tuple[float, float] | None:
         """Value and slope at zero of a function of each element of one tensor; None for any other operation."""
-        if len(self.inputs) != 1 or self.name in FILLED or not elementwise(self.name):
+        if len(self.inputs) != 1 or self.name in FILLED or not elementwise(self.name, self.op):
             return None
         if self.name in SAME:
             return 0.0, 1.0
