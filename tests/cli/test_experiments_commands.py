@@ -192,3 +192,10 @@ def test_networks_of_your_own(run, tmp_path):
 @pytest.mark.parametrize("command", ["paper", "sweep", "results"])
 def test_help_fits_80_columns(run, command):
     assert all(len(line) <= 80 for line in run(f"{command} --help").out.splitlines())
+
+
+def test_a_sweep_says_that_nothing_is_pruned_at_compression_one(run):
+    told = run("sweep --set model=fc --set dataset=digits --grid method=synflow,snip --dry-run").out
+    assert "at compression 1 nothing is pruned: there synflow, snip is the dense" in " ".join(told.split())
+    assert "1 run, 1 to do" in told
+    assert "nothing is pruned" not in run("sweep --set model=fc --grid method=dense --dry-run").out

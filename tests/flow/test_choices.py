@@ -132,6 +132,28 @@ def test_checkpointed_blocks_are_pruned_as_plain_ones():
             assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_the_best_of_many_anchors_come_from_every_feature_map():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList(nn.Conv2d(2, 2, 3, stride=2, padding=1) for _ in range(4))
+            self.heads = nn.ModuleList(nn.Conv2d(2, 1, 1) for _ in range(4))
+
+        def forward(self, x):
+            found = []
+            for stage, head in zip(self.stages, self.heads, strict=True):
+                x = stage(x).relu()
+                found.append(head(x).flatten(1))
+            values, positions = torch.cat(found, 1)[0].topk(24)
+            return {"scores": values, "labels": positions}
+
+    model = Detector()
+    scores = synflow.score(model, torch.ones(1, 2, 16, 16))
+    assert all(bool(score.gt(0).any()) for score in scores.values())
+    masks = synflow.prune(model, torch.ones(1, 2, 16, 16), compression=4, score="balanced")
+    assert synflow.certify(model, masks, torch.ones(1, 2, 16, 16)).dead_layers == ()
+
+
 @pytest.mark.parametrize("score", ["synflow", "balanced"])
 def test_every_expert_behind_a_router_keeps_its_flow(score):
     def forward(self, x):

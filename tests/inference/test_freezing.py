@@ -1,6 +1,9 @@
 """The frozen form: which convolution takes which form, and that outputs stay the same in all of them."""
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -202,3 +205,37 @@ def test_random_networks_keep_their_outputs_in_every_form(network):
     assert "not the same" not in reasons  # in double precision
     assert "outputs" not in reasons
     assert isinstance(ready, torch.jit.ScriptModule) or "not frozen" in reasons
+
+
+GROWTH = """
+import gc, warnings, torch, synflow
+from torch import nn
+warnings.simplefilter("ignore")
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+x = torch.ones(1, 3, 8, 8)
+
+def grown(call, times=40):
+    for _ in range(10):
+        call()
+    gc.collect()
+    before = int(open("/proc/self/statm").read().split()[1])
+    for _ in range(times):
+        call()
+    gc.collect()
+    return (int(open("/proc/self/statm").read().split()[1]) - before) * 4096 / times
+
+def torch_alone():
+    with torch.no_grad():
+        torch.jit.freeze(torch.jit.trace(model, x, check_trace=False))
+
+alone = grown(torch_alone)
+print(grown(lambda: synflow.for_inference(model, x, freeze=True)) - alone, alone)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it")
+def test_memory_that_freezing_keeps_is_that_of_torch_jit():
+    """`torch.jit.trace` and `freeze` alone keep about 0.4 MB a call; what is added to that must not add up."""
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    ours, alone = map(float, done.stdout.split())
+    assert ours < 150_000, f"{ours:,.0f} bytes a call beside {alone:,.0f} of torch.jit"

@@ -68,9 +68,10 @@ def main(
 
 
 def _command() -> Any:
-    """The application for click, without words such as <bool> and <list[Path]> in --help."""
+    """The application for click, without words such as <bool> and line breaks of the source in --help."""
     command: Any = typer.main.get_command(app)
     for one in (command, *command.commands.values()):
+        one.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (one.help or "").split("\n\n"))
         with one.make_context("synflow", [], resilient_parsing=True) as context:
             for parameter in one.get_params(context):
                 if getattr(parameter, "is_flag", False):

@@ -12,8 +12,10 @@ __all__ = ["doctor"]
 
 
 def doctor(json: options.Json = False) -> None:
-    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails
-    or a package that is installed cannot be imported."""
+    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails.
+
+    So does a package that is installed and cannot be imported.
+    """
     from .doctor_checks import diagnosis
     from .output import print_json
 

@@ -26,7 +26,7 @@ def inspect(path: Either, json: options.Json = False) -> None:
 def certify(
     path: Either,
     *,
-    model: options.ModelOfRun = None,
+    model: options.ModelOfMasks = None,
     origin: options.Origin,
     write: Annotated[bool, typer.Option("--write", help="Write certificate.json into the folder anew.")] = False,
     json: options.Json = False,

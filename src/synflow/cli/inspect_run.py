@@ -55,7 +55,9 @@ def run_inspect(path: Path, json: bool) -> None:
         say(f"{connected}; {certificate['idle']:,} kept weights on no path")
         dead = [layer.name for layer in layers if not layer.on_path]
         say_wrapped(f"empty layers {some(certificate['empty_layers'])}; dead layers {some(dead)}", 2)
-    settings = ", ".join(f"{key} {setting_text(value)}" for key, value in about.items() if key != "fingerprint")
+    # The first line tells the counts, and the compression that they make; a file may call it something else.
+    told = {"fingerprint", "weights", "kept", "compression"}
+    settings = ", ".join(f"{key} {setting_text(value)}" for key, value in about.items() if key not in told)
     say_wrapped(f"made with {settings}", 10)
     if command:
         say_wrapped(f"command   {command}", 10)

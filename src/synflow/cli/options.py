@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 __all__ = [
-    "Folder", "Force", "Json", "Model", "ModelOfRun", "Origin", "Seed", "Threads", "completion",
+    "Folder", "Force", "Json", "Model", "ModelOfMasks", "ModelOfRun", "Origin", "Seed", "Threads", "completion",
     "names_of", "panel_option",
 ]  # fmt: skip
 
@@ -55,6 +55,10 @@ Model = Annotated[
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `synflow prune` wrote.")]
 ModelOfRun = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="The model, if it is a Python file."),
+]
+ModelOfMasks = Annotated[
     str | None,
     typer.Option("--model", metavar="MODEL", help="The model, if it is a Python file or if the files are bare masks."),
 ]

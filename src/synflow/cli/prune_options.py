@@ -39,7 +39,7 @@ class Method:
         str,
         _method(
             "NAME",
-            "Rank weights across the network (global) or within layers (layer, uniform, erk).",
+            "Which weights compete, all (global) or those of a layer; see `synflow scopes`.",
             autocompletion=completion("scope"),
         ),
     ] = "global"

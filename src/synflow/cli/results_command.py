@@ -14,6 +14,15 @@ from .options import Json
 
 __all__ = ["results"]
 
+# What the columns that a table shows unasked mean.
+LEGEND = {
+    "top1": "% of the test images classified right",
+    "connected": "inputs reach outputs",
+    "empty_layers": "layers without a weight",
+    "dead_layers": "layers with no weight on a path",
+    "train_seconds": "seconds of training",
+}
+
 # Tables that other programs go on with have a row for each run; those for people a row for each setting.
 FOR_PROGRAMS = (".csv", ".parquet")
 
@@ -122,6 +131,9 @@ def _show(rows: list[dict[str, Any]], made: list[dict[str, Any]], names: list[st
     numeric = [all(isinstance(row.get(n), int | float | Spread | None) for row in made) for n in names]
     heads: list[Any] = [(n, "right") if right else n for n, right in zip(names, numeric, strict=True)]
     left_out = table(heads, [[shown(row.get(n)) for n in names] for row in made])
+    known = [f"{name}: {LEGEND[name]}" for name in names if name in LEGEND and name not in left_out]
+    if known:
+        say_wrapped(f"({'; '.join(known)})", 1)
     spread = "" if each or all(row["runs"] == 1 for row in made) else "; mean ± standard deviation over seeds"
     if left_out:
         say_wrapped(f"\nno room for {', '.join(left_out)}; --columns chooses, --out FILE.csv has all", 2)

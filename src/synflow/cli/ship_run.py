@@ -109,13 +109,14 @@ def run_export(
 def show(result: Benchmark) -> None:
     """The figures of a benchmark at 80 columns."""
     table(
-        ["", "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
+        ["task", ("batch", "right"), "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
         [
-            [f"{t.task}, batch {t.batch}" if t.variant == "dense" else "", t.variant, seconds_text(t.seconds),
-             f"{seconds_text(t.low)} - {seconds_text(t.high)}", f"{t.ratio:.2f}x"]
+            [*((t.task.split()[0], f"{t.batch}") if t.variant == "dense" else ("", "")), t.variant,
+             seconds_text(t.seconds), f"{seconds_text(t.low)} - {seconds_text(t.high)}", f"{t.ratio:.2f}x"]
             for t in result.timings
         ],
     )  # fmt: skip
+    say_wrapped("(training: a whole step; faster: median of the dense network by that of the variant)", 1)
     say()
     peaks = {task: "peak, " + task.split()[0] for task in result.peaks}
     table(

@@ -74,6 +74,7 @@ def _configs(file: Path | None, changes: dict[str, Any], axes: dict[str, list[An
     from ..experiments.configs import configured, starting_point
     from ..experiments.sweeps import grid as make_grid
     from ..experiments.sweeps import read_grid, unique
+    from .output import say_wrapped
 
     for name in axes:
         if name in changes:
@@ -84,7 +85,12 @@ def _configs(file: Path | None, changes: dict[str, Any], axes: dict[str, list[An
         bases = [configured(base, **({"dataset": n} if n else {})) for base, n in zip(bases, datasets, strict=True)]
     else:
         bases = read_grid(file)
-    return unique(c for base in bases for c in make_grid(configured(base, **changes), axes))
+    configs = unique(c for base in bases for c in make_grid(configured(base, **changes), axes))
+    asked = axes.get("method", [changes["method"]] if "method" in changes else [])
+    if asked and "dense" not in asked and any(config.method == "dense" for config in configs):
+        names = ", ".join(map(str, asked))
+        say_wrapped(f"at compression 1 nothing is pruned: there {names} is the dense network, run once", 2)
+    return configs
 
 
 def _axes(words: list[str] | None) -> dict[str, list[Any]]:
@@ -127,7 +133,10 @@ def _tell_plan(configs: Sequence[Config], where: Where) -> None:
         ],
     )
     left = [config for config, ready in zip(configs, done, strict=True) if not ready]
-    say(f"\n{len(configs)} runs, {len(left)} to do" + (f": about {duration(estimate(left))}" if left else ""))
+    say(
+        f"\n{len(configs)} run{'s' * (len(configs) != 1)}, {len(left)} to do"
+        + (f": about {duration(estimate(left))}" if left else "")
+    )
     check_before(left, where.context())
 
 

@@ -21,8 +21,8 @@ MOST_MEASURES = 6
 class Spread(NamedTuple):
     """Mean and standard deviation over seeds (NaN for a single one).
 
-    >>> str(Spread(97.25, 0.4)), str(Spread(97.25, float("nan")))
-    ('97.25 ± 0.40', '97.25')
+    >>> str(Spread(97.25, 0.4)), str(Spread(9.44, 0.4)), str(Spread(97.25, float("nan")))
+    ('97.25 ± 0.40', '9.44 ± 0.40', '97.25')
     """
 
     mean: float
@@ -31,7 +31,7 @@ class Spread(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.deviation):
             return shown(self.mean)
-        digits = max(0, min(6, 2 - math.ceil(math.log10(abs(self.mean) + 1e-9)))) if abs(self.mean) < 10 else 2
+        digits = max(2, min(6, 3 - math.ceil(math.log10(abs(self.mean) + 1e-9))))
         return f"{self.mean:,.{digits}f} ± {self.deviation:,.{digits}f}"
 
 

@@ -233,6 +233,11 @@ def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
             model.eval()(*args, **kwargs)
     except Exception as cause:
         shapes = ", ".join(describe(example)) or "none"
+        if "custom C++ ops" in str(cause):
+            raise SynflowError(
+                f"{spec} needs compiled operators of torchvision (for boxes), which do not load beside this torch; "
+                "install the build of torchvision that belongs to it"
+            ) from cause
         raise SynflowError(
             f"{spec} does not run on an input of shape {shapes}: {one_line(cause)}. Give the right shape with --input"
         ) from cause

@@ -91,9 +91,16 @@ def turns(shape: torch.Size, dim: int, number: int, device: torch.device) -> Ten
 
 
 def select(function: Function, x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
-    """topk: k positions in turn, whose flow passes."""
-    axis = dim % max(x.dim(), 1)
-    indices = turns(x.shape, axis, named.get("k", k), x.device)
+    """topk: k positions in turn, whose flow passes.
+
+    If all rows together take fewer than there are, these are spread from the first to the last: a detector's anchors
+    lie side by side, those of its coarsest feature map last, and each map is to be reached.
+    """
+    axis, number = dim % max(x.dim(), 1), named.get("k", k)
+    indices = turns(x.shape, axis, number, x.device)
+    size, total = x.shape[axis] if x.dim() else 1, indices.numel()
+    if 1 < total < size:
+        indices = indices * (size - 1) // (total - 1)
     return torch.return_types.topk((rearranged(torch.gather, x, axis, indices), indices))
 
 

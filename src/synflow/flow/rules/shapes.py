@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import Function, Rule, active_mode, findings, options, source
+from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options, source
 from ..tensor import Flow, as_flow, either, fixed, flows, leaves, mapped, scaled
 from .basic import BLOCKING, by_name, homogeneous, identity, rearranged, shift
 
@@ -57,7 +57,11 @@ def cast(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
     targets = [*args, *kwargs.values()]
     for target in targets:
         if isinstance(target, torch.dtype) and not target.is_floating_point:
-            raise TypeError(f"a flow cannot become {target}")
+            raise NoRuleError(
+                f"in {active_mode().where()} a flow would become {target}: positions or counts made of values, and a "
+                "flow has none. Prune a part of the model that does without, such as a detector's backbone "
+                "(masks = synflow.prune(model.backbone, images), synflow.attach(model.backbone, masks))"
+            )
     device = next((t for t in targets if isinstance(t, (torch.device, str))), None)
     device = next((t.device for t in targets if isinstance(t, Tensor)), device)
     if device is None or torch.device(device) == x.device:
