@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,19 +97,9 @@ class CompactAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        heads, size = self.num_heads, self.head_dim
-        sizes = [heads * size, heads * size, heads * self.value_dim]
-        if self.in_proj_weight is not None:
-            weights: tuple[Tensor, ...] = self.in_proj_weight.split(sizes)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
-        q, k, v = (
-            F.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for x, w, b in zip((query, key, value), weights, biases, strict=True)
-        )
+        q, k, v = self._projected(query, key, value)
         bias = self._bias(q, k, key_padding_mask, attn_mask, is_causal and attn_mask is None and need_weights)
-        scale, dropout = size**-0.5, self.dropout if self.training else 0.0
+        scale, dropout = self.head_dim**-0.5, self.dropout if self.training else 0.0
         probabilities: Tensor | None = None
         if need_weights:
             products = (q * scale) @ k.transpose(-2, -1)
@@ -130,6 +120,17 @@ class CompactAttention(nn.MultiheadAttention):
         if not batched:
             return result.squeeze(0), probabilities
         return (result if self.batch_first else result.transpose(0, 1)), probabilities
+
+    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+        """Queries, keys and values as (batch, head, position, channel)."""
+        heads, size = self.num_heads, self.head_dim
+        sizes = [heads * size, heads * size, heads * self.value_dim]
+        weights: Sequence[Tensor] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.split(sizes)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        found = [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+        return [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in found]
 
     def _nested(self, x: Tensor) -> Tensor:
         """Self-attention of sequences of different lengths, as torch's encoder passes them on in eval mode."""
