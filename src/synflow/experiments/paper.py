@@ -23,6 +23,8 @@ __all__ = ["configs_of", "draw", "redraw", "reproduce", "stored"]
 # What drawing raises where each result has its form, yet not the layers or lengths of its neighbours.
 MISFITS = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 IN_WORDS = "\n## In words\n"
+# Of a figure that shares a few runs with others, less than this share is no figure.
+LEAST_SHARE = 0.1
 
 
 def configs_of(name: str, scale: str, settings: Mapping[str, Any] | None = None) -> list[Config]:
@@ -128,13 +130,13 @@ def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> 
     for name in names:
         share = {scale: _share_run(configs_of(name, scale), exported) for scale in reversed(SCALES)}
         scale = max(share, key=lambda one: share[one])
-        if share[scale] > 0:
+        if share[scale] >= LEAST_SHARE:
             runs = f"synflow paper {name} --scale {scale} --data-dir DIR  # does the runs"
             made[name] = draw(name, scale, folder, out, command=f"{runs}\n    {command}  # redraws the figure")
     if not made:
         raise SynflowError(
-            f"{folder} holds no runs of {', '.join(names)} in its tables; draw from the folder of the runs itself: "
-            f"synflow paper draw {names[0]} --runs DIR"
+            f"{folder} holds no runs of {', '.join(names)} in its tables, or less than a tenth of them; draw from the "
+            f"folder of the runs itself: synflow paper draw {names[0]} --runs DIR"
         )
     return made
 
