@@ -1,8 +1,10 @@
 """Units that are tied: through reshapes, groups, splits, concatenation, shared weights."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from blocks import Add
 from compact_twins import check, random_masks, sizes, width, without
@@ -39,6 +41,43 @@ def test_whole_groups_and_depthwise_channels_go():
     assert [(m.in_channels, m.out_channels, m.groups) for m in small if isinstance(m, nn.Conv2d)] == [
         (3, 4, 1), (4, 4, 4), (4, 4, 2), (4, 2, 1),
     ]  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a head; the gates are halves and quarters of one tensor, written in place."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.recurrent, self.out = kind(5, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.recurrent(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_hidden_units_of_recurrent_layers_go(kind):
+    model = Recurrent(kind)
+    names = ("recurrent.weight_hh_l0", "out.weight")
+    small = check(model, {name: without(model, name, 1, [1]) for name in names}, torch.randn(2, 4, 5))
+    assert small.recurrent.hidden_size == 5
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.out, self.reentrant = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2), reentrant
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.out(checkpoint(lambda y: self.second(y).relu(), hidden, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_shrink(reentrant):
+    model = Checkpointed(reentrant)
+    names = ("second.weight", "out.weight")
+    small = check(model, {name: without(model, name, 1, [1, 2]) for name in names}, torch.randn(4, 3))
+    assert sizes(small) == [(4, 3), (4, 4), (2, 4)]
 
 
 def test_transposed_convolutions_shrink():

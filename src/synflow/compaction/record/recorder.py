@@ -34,6 +34,19 @@ _SIZES = {"size", "__len__", "numel", "nelement"}
 
 FLAGS = {bool, int, float, str}  # types in which code can hand a decision on to a module that it calls
 
+_Place = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _overlap(one: _Place, other: _Place) -> bool:
+    """Do two views of a storage share an element? Halves of a tensor don't, though they share the storage."""
+
+    def end(place: _Place) -> int:
+        return place[2] + sum((size - 1) * stride for size, stride in zip(*place[:2], strict=True)) + 1
+
+    seen = torch.zeros(max(end(one), end(other)), dtype=torch.bool)
+    seen.as_strided(*one).fill_(True)
+    return bool(seen.as_strided(*other).any())
+
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, tape: Tape, training: bool, hollow: bool = False, turned: bool = False) -> None:
@@ -41,6 +54,7 @@ class _Recorder(TorchDispatchMode):
         self.tape, self.training, self.hollow, self.turned = tape, training, hollow, turned
         self.path: list[str] = [""]
         self.storages: dict[int, list[int]] = {}
+        self.places: dict[int, _Place] = {}
         self.stale: dict[int, list[int]] = {}  # tensors whose storage was written through these others
         self.uneven: dict[int, tuple[int, ...]] = {}  # tensors whose sizes depend on values, and the tensors with these
 
@@ -53,9 +67,11 @@ class _Recorder(TorchDispatchMode):
         if number is None:
             number = self.new_number(tensor)
         elif number in self.stale:
-            read = (number, *self.stale.pop(number))
-            number = self.new_number(tensor)
-            self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
+            writers = [w for w in self.stale.pop(number) if _overlap(self.places[number], self.places[w])]
+            if writers:
+                read = (number, *writers)
+                number = self.new_number(tensor)
+                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
         return number
 
     def new_number(self, tensor: Tensor) -> int:
@@ -64,6 +80,7 @@ class _Recorder(TorchDispatchMode):
         setattr(tensor, NUMBER, (self.tape, number))
         with contextlib.suppress(RuntimeError, NotImplementedError):  # tensors without storage have no aliases either
             self.storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
+            self.places[number] = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
         return number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
