@@ -33,7 +33,6 @@ from versions import CASES, status, warm_up
 
 import synflow
 from synflow.engine import candidate_passes, fast, products
-from synflow.engine import select_lightest as select
 from synflow.engine.factored_gradient import FactoredGradient
 from synflow.engine.thresholds import Thresholds, using
 from synflow.experiments.models import build
@@ -63,11 +62,6 @@ def unbounded(*given: Any, bounds: Callable[..., Any] = candidate_passes._bounds
     return found
 
 
-def clear_plainly(pieces: Any, edge: Any, masks: Any, magnitudes: Any, _: Any, clear: Any = select.clear) -> None:
-    """Clear found weights without the compiled loop."""
-    clear(pieces, edge, masks, magnitudes, None)
-
-
 VARIANTS: dict[str, Off] = {
     ON: nullcontext,
     "recording and replay": changed(record_from_steps=NEVER),
@@ -75,7 +69,6 @@ VARIANTS: dict[str, Off] = {
     "folding positions": changed(fold_from_pixels=NEVER),
     "compiled loops": changed(compile_from_weights=NEVER),
     "bounded scores": replaced(candidate_passes, "_bounds", unbounded),
-    "compiled clearing": replaced(select, "clear", clear_plainly),
     "factored gradients": replaced(FactoredGradient, "is_thin", lambda *_: False),
     "small convolutions as products": changed(product_positions=0),
     "oneDNN products": replaced(products, "SMALL", NEVER),

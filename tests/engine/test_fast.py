@@ -100,7 +100,6 @@ def test_masks_are_those_of_the_plain_engine(
         pytest.importorskip("numba", reason="the extra `fast` is not installed")
     else:
         monkeypatch.setattr(compiled, "kernels", lambda: None)
-        monkeypatch.setattr(compiled, "already", lambda: None)
     model, example = network()
     found, expected = (
         synflow.prune(model, example, compression=compression, steps=40, guard=False, engine=engine)

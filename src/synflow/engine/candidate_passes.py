@@ -143,22 +143,13 @@ def _listed(scores: FactoredScores, name: str, high: float) -> Piece:
     return Piece(name, np.concatenate(places), np.concatenate(values))
 
 
-def clear(
-    pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor], loops: Any
-) -> None:
+def clear(pieces: list[Piece], edge: float, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
     """Take out what was found below the edge."""
-    tasks = []
     for name, places, values in pieces:
+        last = torch.from_numpy(places[values < edge]).long()
         for tensor in (masks.get(name), magnitudes.get(name)):
-            if tensor is None:
-                continue
-            if loops is not None:
-                tasks.append(partial(loops.clear, places, values, values.dtype.type(edge), tensor.view(-1).numpy()))
-            else:
-                last = torch.from_numpy(places[values < edge]).long()
+            if tensor is not None:
                 tensor.view(-1).index_fill_(0, last.to(tensor.device), 0)
-    if tasks:
-        loops.side_by_side(tasks, sum(len(piece.places) for piece in pieces) < SHORT)
 
 
 def at_edge_of(pieces: list[Piece], name: str, edge: float) -> Tensor:

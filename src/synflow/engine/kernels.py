@@ -156,14 +156,6 @@ def products_at(positions: Array, left: Array, seen: Array, weights: Array, valu
         values[index] = total * weights[positions[index]]
 
 
-@njit(nogil=True, cache=True)
-def clear(places: Array, values: Array, edge: Any, weights: Array) -> None:
-    """Take out the weights whose scores are below the edge."""
-    for index in range(len(places)):
-        if values[index] < edge:
-            weights[places[index]] = 0
-
-
 @cache
 def pool() -> ThreadPoolExecutor:
     """The threads that compiled loops run on, besides the caller's own."""

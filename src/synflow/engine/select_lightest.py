@@ -110,7 +110,7 @@ def put_back(scores: FactoredScores, going: Lightest, magnitudes_at: Callable[[s
 
 def _take_out(scores: FactoredScores, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
     if going.pieces is not None:
-        clear(going.pieces, going.edge, masks, magnitudes, scores.loops)
+        clear(going.pieces, going.edge, masks, magnitudes)
     missing = going.ties
     for name in reversed(scores.magnitudes):
         flat = masks[name].view(-1) if name in masks else None
