@@ -43,10 +43,20 @@ INTEGRATION = (
     "masks/test_survival_compile.py", "masks/test_survival_distributed.py", "masks/test_survival_frameworks.py",
 )  # fmt: skip
 
+# Tests of all combinations, each of which takes as long as a whole room; `make test` runs them, `make test-fast` leaves
+# them to the other tests of the same files.
+EXHAUSTIVE = (
+    "test_class_tokens_fused_projections_and_zero_heads_stay_alive",
+    "test_no_score_disconnects_the_zoo_or_kills_a_layer_that_has_room",
+    "test_the_zoo_is_pruned_alike",
+)
+
 
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     for item in items:
+        if getattr(item, "originalname", "") in EXHAUSTIVE:
+            item.add_marker(pytest.mark.exhaustive)
         place = item.path.relative_to(here).as_posix()
         if any(place == path or place.startswith(f"{path}/") for path in INTEGRATION):
             item.add_marker(pytest.mark.integration)
