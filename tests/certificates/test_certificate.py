@@ -11,7 +11,7 @@ from torch import nn
 
 import synflow
 from blocks import Add
-from checks import kept, mlp, untouched
+from checks import Function, kept, mlp, untouched
 from graphs import graphs, paths
 
 X = torch.zeros(1, 4)
@@ -281,3 +281,16 @@ def test_layers_are_alive_dead_given_up_or_never_run():
     emptied["stem.weight"][:] = False
     certificate = synflow.certify(model, emptied, X)
     assert set(certificate.dead_layers) == {"stem.weight", "inner.weight", "outer.weight", "head.weight"}
+
+
+def test_a_model_that_writes_into_its_input_is_certified_and_the_example_stays():
+    model = Function(
+        lambda self, x: self.last(self.first(x.mul_(2)).relu()), first=nn.Linear(6, 8), last=nn.Linear(8, 3)
+    )
+    example = torch.ones(1, 6)
+    masks = synflow.prune(model, example, compression=4)
+    certificate = synflow.certify(model, masks, example)
+    assert certificate.connected
+    assert certificate.unit_residual < 1e-6
+    synflow.compact(model, example, masks)
+    assert torch.equal(example, torch.ones(1, 6))

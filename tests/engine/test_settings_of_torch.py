@@ -104,3 +104,21 @@ def test_modes_of_torch_do_not_matter(mode, score: str, engine: str, schedule: s
         found = synflow.prune(model, example, schedule=schedule, **options)
     assert "fallbacks" not in found.about
     assert same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_inside_the_model_changes_no_mask(dtype):
+    class Mixed(nn.Module):
+        def __init__(self, on: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.on, self.first, self.last = on, nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=dtype, enabled=self.on):
+                hidden = self.first(x).relu()
+            return self.last(hidden.float())
+
+    found = [synflow.prune(Mixed(on), torch.ones(1, 6), compression=4) for on in (False, True)]
+    assert same(*found)
+    assert synflow.certify(Mixed(True), found[0], torch.ones(1, 6)).connected

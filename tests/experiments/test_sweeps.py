@@ -163,8 +163,10 @@ def at_once(step, steps, density):
 """
 
 
-@pytest.mark.parametrize("on", ["here", "local"])
+@pytest.mark.parametrize("on", ["here", "local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_scores_and_schedules_of_ones_own(tmp_path, monkeypatch, on):
+    if on == "ray":
+        pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(SCORE)
     base = configured(BASE, schedule="my.py:at_once", compression=5.0, steps=2)

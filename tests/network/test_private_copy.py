@@ -310,3 +310,18 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[0] == "untouched\n"
+
+
+@pytest.mark.parametrize("score", ["synflow", "snip", "grasp", "prospr"])
+def test_examples_and_batches_stay_where_a_model_writes_into_its_input(score):
+    torch.manual_seed(0)
+    first, last = nn.Linear(6, 8).double(), nn.Linear(8, 3).double()
+    found = []
+    for double in (lambda x: x.mul_(2), lambda x: x * 2):
+        model = Function(lambda self, x, how=double: self.last(self.first(how(x)).relu()), first=first, last=last)
+        example, data = torch.ones(1, 6).double(), [(torch.ones(4, 6).double(), torch.tensor([0, 1, 2, 0]))]
+        found.append(synflow.prune(model, example, compression=4, score=score, data=data, steps=3))
+        synflow.compact(model, example, found[-1])
+        assert torch.equal(example, torch.ones(1, 6).double())
+        assert torch.equal(data[0][0], torch.ones(4, 6).double())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

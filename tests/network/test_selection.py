@@ -205,3 +205,13 @@ def test_a_compiled_model_is_pruned_like_the_model_itself():
     assert torch.allclose(synflow.for_inference(small, example)(example), small(example), atol=1e-6)
     synflow.attach(compiled, found)
     assert all(torch.equal(mask, masks[name]) for name, mask in synflow.attached(model).items())
+
+
+def test_sparse_weights_and_types_without_arithmetic_are_refused_with_the_way_out():
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].weight = nn.Parameter(torch.randn(3, 4).to_sparse())
+    with pytest.raises(SynflowError, match=r"0\.weight is a sparse tensor.*to_dense"):
+        prunable(model)
+    model[0].weight = nn.Parameter(torch.randn(3, 4).to(torch.float8_e4m3fn))
+    with pytest.raises(SynflowError, match=r"0\.weight has the type torch\.float8_e4m3fn.*torch\.bfloat16"):
+        prunable(model)

@@ -188,8 +188,25 @@ def test_settings_of_the_wrong_kind(setting, message):
         lambda wrong: synflow.load_masks(wrong),
         lambda wrong: synflow.rewind(mlp(4, 3), wrong),
         lambda wrong: synflow.register_rule([wrong], lambda *_: 1),
+        lambda wrong: synflow.conservation(mlp(4, 3), X, wrong),
+        lambda wrong: synflow.prune(mlp(4, 3), X, compression=2, engine=[wrong]),
+        lambda wrong: synflow.prune(mlp(4, 3), X, compression=2, score=lambda *_: wrong),
+        lambda wrong: synflow.prune(mlp(4, 3), X, compression=2, score="magnitude", scope=lambda *_: wrong),
+        lambda wrong: synflow.score(mlp(4, 3), X, "snip", data=[(X, X)], loss=[wrong]),
+        lambda wrong: synflow.score(mlp(4, 3), X, "snip", data=7),
+        lambda wrong: synflow.critical_compression(mlp(4, 3), X, seed=[wrong]),
+        lambda wrong: synflow.save_masks({}, [wrong]),
+        lambda wrong: synflow.load_compact(mlp(4, 3), [wrong]),
+        lambda wrong: synflow.bench(mlp(4, 3), {}, X, repeats=[wrong]),
+        lambda wrong: synflow.bench(mlp(4, 3), {}, X, threads=[wrong]),
+        lambda wrong: synflow.bench(mlp(4, 3), {}, X, train_batches=[[wrong]]),
+        lambda wrong: synflow.bench(mlp(4, 3), {}, X, loss=[wrong]),
+        lambda wrong: synflow.unmasked([wrong]).__enter__(),
     ],
-    ids="density shuffle attach certify report compact save_masks load_masks rewind register_rule".split(),
+    ids="""
+        density shuffle attach certify report compact save_masks load_masks rewind register_rule conservation engine
+        own-score own-scope loss data seed path folder repeats threads batches loss-of-bench unmasked
+    """.split(),
 )
 def test_arguments_of_the_wrong_kind_get_an_error_of_ours(call, wrong):
     if call is synflow.density and isinstance(wrong, nn.Module):

@@ -139,3 +139,15 @@ def test_data_and_models_made_in_inference_mode(score):
         masks = synflow.prune(model, data[0][0], compression=4, score=score, data=data)
     again = synflow.prune(model, data[0][0], compression=4, score=score, data=data)
     assert all(torch.equal(masks[name], again[name]) for name in masks)
+
+
+def test_errors_of_the_model_and_the_loss_say_where_they_came_from():
+    model = Function(lambda self, x: {"logits": self.layer(x)}, layer=nn.Linear(3, 2))
+    with pytest.raises(synflow.SynflowError, match="the loss fails on batch 0 of 1, for which the model returned dict"):
+        synflow.prune(model, X, compression=2, score="snip", data=DATA)
+    masks = synflow.prune(
+        model, X, compression=2, score="snip", data=DATA, loss=lambda y, t: F.cross_entropy(y["logits"], t)
+    )
+    assert masks["layer.weight"].sum() == 3
+    with pytest.raises(synflow.SynflowError, match="Linear fails on batch 0 of 1: RuntimeError: mat1 and mat2"):
+        synflow.prune(nn.Linear(3, 2), X, compression=2, score="snip", data=[(torch.ones(4, 5), DATA[0][1])])

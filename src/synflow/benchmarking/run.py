@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ def bench(
     lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
     form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
     """
-    if repeats < 1:
-        raise SynflowError(f"repeats must be at least 1, got {repeats}")
+    _check_counts(repeats, warmup, threads, train_batches, inference_batches)
+    if loss is not None and not callable(loss):
+        raise SynflowError(f"loss must be a function of the model's outputs, got {loss!r}")
     if openvino:
         need("openvino", extra="openvino")  # before anything is measured
     with _threads(threads):
@@ -111,6 +113,17 @@ def bench(
             "compile": compile, "repeats": repeats, "torch": str(torch.__version__),
         }  # fmt: skip
     return Benchmark(tuple(timings), tuple(sizes.values()), peaks, settings)
+
+
+def _check_counts(repeats: Any, warmup: Any, threads: Any, *batches: Any) -> None:
+    own = 1 if threads is None else threads
+    for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("threads", own, 1)):
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+            raise SynflowError(f"{name} must be at least {least}, a whole number, got {count!r}")
+    for sizes in batches:
+        whole = isinstance(sizes, Sequence) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in sizes)
+        if not whole or any(size < 1 for size in sizes):
+            raise SynflowError(f"batch sizes must be a list of whole numbers of at least 1, got {sizes!r}")
 
 
 def _variants(

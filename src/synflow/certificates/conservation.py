@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..flow.measure import Measurement, measure
 from ..flow.passes import PassOptions
+from ..masks.checks import check_mapping
 from ..network.private_copy import Network, open_network
 from ..network.selection import Select
 from ..support.torch_modes import with_gradients
@@ -58,6 +59,8 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
     >>> conserved.cuts, conserved.unit_residual < 1e-6
     (('0.weight', '2.weight'), True)
     """
+    if masks is not None:
+        check_mapping(masks)
     return conservation_of(open_network(model, example, select=_named(masks)), masks)
 
 

@@ -20,6 +20,7 @@ from ..pruning.loop import prune
 from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
+from ..pruning.settings import open_for
 from ..pruning.skeleton import Skeleton
 from ..support.torch_modes import with_gradients
 
@@ -117,7 +118,7 @@ def critical_compression(
         raise SynflowError(f"no collapse {collapse!r}; choose from disconnected, empty_layer")
     function: Score = choose("score", score, SCORES)
     options: dict[str, Any] = dict(data=data, loss=loss, select=select, protect=protect, seed=seed)
-    network = open_network(model, example, score_name=f"score {score!r}", **options)
+    network = open_for(model, example, score, **options)
     options["data"] = network.batches if data is not None else None
     number = steps if steps is not None else traits_of(function).steps
     if number == 1:

@@ -25,6 +25,7 @@ from ..errors import SynflowError
 from ..masks.attach import attach, bake
 from ..masks.files import load_masks, save_masks
 from ..support import folders
+from ..support.atomic_files import check_path
 from ..support.json_files import read_json
 from .cut.surgery import Kept, shrink, tensors
 from .result import Compaction, Stayed, compaction_of
@@ -50,6 +51,7 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
     >>> load_compact(model, folder)[0]
     Linear(in_features=3, out_features=2, bias=True)
     """
+    check_path(folder, "a folder")
     folder = Path(folder)
     compaction = compaction_of(small)
     if not folders.is_free(folder) and not (folder / _RECORD).is_file():
@@ -75,6 +77,7 @@ def _write(writer: folders.Writer, sums: dict[str, str], name: str, path: Path) 
 
 def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
     """The compact network of a folder, from a dense model of the same kind (a fresh one; it is not changed)."""
+    check_path(folder, "a folder of a compact network")
     folder = Path(folder)
     about = _read(folder)
     small = copy.deepcopy(dense_model)

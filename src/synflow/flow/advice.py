@@ -29,6 +29,11 @@ def advice(name: str, func: Any) -> str:
             "It makes positions or counts of values, and a flow has none. Give the ones that the flow should see, such "
             "as\n" + _LINE.format(name=name, rule="lambda function, x, *_: torch.zeros_like(x, dtype=torch.long)")
         )
+    if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
+        return (
+            "Packed sequences have no stand-in. Prune with a forward pass that leaves the packing out (by a setting of "
+            "the model): masks belong to the weights, and hold for packed batches as well"
+        )
     if name in _MEMORY:
         return "It changes the memory of a tensor in place; write it with reshape, view or as_strided"
     if name.startswith("linalg_") or name in ("inverse", "det", "svd", "qr", "cholesky", "matrix_exp"):

@@ -150,6 +150,10 @@ class LinearizationMode(SafeMode):
         if not self.entered:
             # An interrupt inside torch's bookkeeping can bring a mode back after it was left; then it does nothing.
             return func(*args, **kwargs)
+        device = next((kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)), None)
+        if device is not None:  # the model's own: a flow keeps its precision
+            with torch.autocast(device, enabled=False):
+                return self.__torch_function__(func, types, args, kwargs)
         if self._has_windows:
             with torch.enable_grad() if self.gradients else torch.no_grad():
                 args, kwargs = mapped(self._window, (args, kwargs))

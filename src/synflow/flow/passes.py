@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..support.private_torch import DisableTorchFunction
 from .tensor import Degrees, Flow, as_flow
 
 
@@ -119,4 +120,5 @@ class FlowPass:
             return as_flow(data, 0, degrees)
         leaf = as_flow(data.requires_grad_())
         self.found.inputs.append(leaf)
-        return leaf
+        with DisableTorchFunction():
+            return as_flow(leaf.clone())  # the model may write into its input; a leaf refuses that

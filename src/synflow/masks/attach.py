@@ -88,6 +88,8 @@ def unmasked(model: nn.Module) -> Iterator[None]:
     >>> layer.weight[0, 0].item() > 5, layer.weight[0, 1].item()
     (True, 0.0)
     """
+    if not isinstance(model, nn.Module):
+        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     with ExitStack() as stack:
         for module in list(model.modules()):
             if masked_names(module):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError
-from ..support.atomic_files import write_bytes
+from ..support.atomic_files import check_path, write_bytes
 from .attach import fingerprint, fingerprint_of
 from .checks import check_boolean, check_mapping, check_masks
 from .places import named_weights
@@ -51,6 +51,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
     ({'weight': tensor([[ True, False]])}, 'by hand')
     """
     check_mapping(masks)
+    check_path(path, "a file of masks")
     known = {**getattr(masks, "about", {}), **about}
     for key, value in known.items():
         if not _storable(value):
@@ -77,8 +78,7 @@ def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
     With a model, each mask is on the device of its weight. `about` of the result is what the file says of its origin.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise SynflowError(f"path must be that of a file of masks, got {type(path).__name__}")
+    check_path(path, "a file of masks")
     path = Path(path)
     packed, metadata = _decoded(path)
     with _or_corrupt(path):

@@ -234,7 +234,8 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from what the user gave as inputs."""
+    """Positional and keyword arguments from what the user gave as inputs, copied: a model may write into them."""
+    inputs = pytree.tree_map(_copied, inputs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, tuple):
@@ -242,6 +243,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, list):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if type(leaf) is Tensor and not leaf.requires_grad else leaf
 
 
 @plain_tensors

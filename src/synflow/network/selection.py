@@ -22,6 +22,8 @@ from .wrappers import unwrap
 
 Select: TypeAlias = "str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None"
 
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 # Layers whose weights are pruned by default, and what these weights are called there.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
@@ -65,6 +67,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
             raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
         if parameter.is_meta:
             raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
+        _check_kind(name, parameter)
         check_separate(name, parameter)
     check_unshared(chosen, parameters)
     _refuse_weight_norm(model, chosen)
@@ -75,6 +78,20 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
             "linear, convolution, attention or recurrent layer (or all are protected); name some with select=[...]"
         )
     return chosen
+
+
+def _check_kind(name: str, parameter: nn.Parameter) -> None:
+    """Refuse weights that are stored in a form in which nothing can be computed."""
+    if parameter.layout is not torch.strided:
+        raise SynflowError(
+            f"{name} is a sparse tensor ({parameter.layout}); prune the dense weight: "
+            "nn.Parameter(weight.detach().to_dense())"
+        )
+    if parameter.dtype not in _TYPES:
+        raise SynflowError(
+            f"{name} has the type {parameter.dtype}, in which torch does not compute; prune in another and convert "
+            "afterwards: nn.Parameter(weight.detach().to(torch.bfloat16))"
+        )
 
 
 def _default_names(model: nn.Module) -> set[str]:

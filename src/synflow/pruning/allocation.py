@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..errors import SynflowError
+from ..masks.checks import check_mapping
 from ..network.private_copy import Network
 from ..support.chunked import count
 from ..support.ranking import keep_best
@@ -26,6 +27,7 @@ def allocate(
     _check_scores(scores, network)
     shielded = scores if shield is None else with_shield(scores, shield)
     masks = scope(shielded, candidates, keep)
+    check_mapping(masks, " from the scope")
     if count(masks) != keep:
         raise SynflowError(f"the scope kept {count(masks)} weights where {keep} were asked for")
     if shield is None or scope is global_scope:
@@ -43,6 +45,8 @@ def with_shield(scores: Mapping[str, Tensor], shield: Mapping[str, Tensor]) -> d
 
 
 def _check_scores(scores: Mapping[str, Tensor], network: Network) -> None:
+    if not isinstance(scores, Mapping):
+        raise SynflowError(f"the score must return a dict of tensors by parameter name, got {type(scores).__name__}")
     if scores.keys() != network.weights.keys():
         raise SynflowError(
             f"the score must return one tensor per prunable weight ({', '.join(list(network.weights)[:3])}, ...), "

@@ -113,7 +113,7 @@ ENGINES = {"fast": ("synflow.engine", "FastEngine"), "plain": ("synflow.pruning.
 
 def engine_named(name: str) -> MakeEngine:
     """An engine by its name."""
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         raise SynflowError(f"no engine {name!r}; choose from {', '.join(sorted(ENGINES))}")
     module, kind = ENGINES[name]
     found: MakeEngine = getattr(importlib.import_module(module), kind)

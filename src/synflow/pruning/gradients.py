@@ -175,10 +175,14 @@ def _seeded_loss(network: Network, position: int) -> Tensor:
 def _loss(network: Network, position: int, temperature: float = 1.0) -> Tensor:
     """The loss of a batch at the weights that are in place, checked."""
     (inputs, targets), number = network.batches[position], len(network.batches)
-    outputs = network.call(to_precision(inputs, network))
+    outputs = _told(
+        f"{type(network.model).__name__} fails on batch {position} of {number}",
+        lambda: network.call(to_precision(inputs, network)),
+    )
     if temperature != 1.0:
         outputs = pytree.tree_map(lambda leaf: _scale(leaf, temperature), outputs)
-    loss = network.loss(outputs, targets)
+    what = f"the loss fails on batch {position} of {number}, for which the model returned {_describe(outputs)}"
+    loss = _told(what, lambda: network.loss(outputs, targets), "; give a function of outputs and targets: loss=...")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise SynflowError(f"the loss must return a tensor with one element, got {_describe(loss)}")
     if not bool(torch.isfinite(loss)):
@@ -189,6 +193,16 @@ def _loss(network: Network, position: int, temperature: float = 1.0) -> Tensor:
     if not loss.requires_grad:
         raise SynflowError("the loss does not depend on any prunable weight; check the loss function")
     return loss.reshape(())
+
+
+def _told(what: str, call: Callable[[], Any], advice: str = "") -> Any:
+    """What a call of the user's code returns; an error of its own says where it came from."""
+    try:
+        return call()
+    except (SynflowError, torch.OutOfMemoryError):
+        raise
+    except Exception as cause:
+        raise SynflowError(f"{what}: {type(cause).__name__}: {cause}{advice}") from cause
 
 
 def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor | None, ...]) -> None:

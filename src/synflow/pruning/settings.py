@@ -133,7 +133,8 @@ def checked_run(
     where: Scope = choose("scope", scope, SCOPES)
     engine_named(engine)
     steps, margin, seed = _checked_numbers(steps, margin, seed)
-    _check_kinds(guard=guard, loss=loss, data=data)
+    if guard is not None and not isinstance(guard, bool):
+        raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
     traits = traits_of(function)
     is_flow = traits.flow_power is not None
     guarded = is_flow if guard is None else bool(guard)
@@ -188,6 +189,7 @@ def open_for(
     data: Iterable[Batch] | None, loss: Loss, seed: int,
 ) -> Network:  # fmt: skip
     """Open a network for a score, so that errors name it."""
+    _check_kinds(loss, data)
     name = f"score {_name(score)!r}"
     return open_network(
         model,
@@ -205,9 +207,7 @@ def _name(value: str | Callable[..., Any]) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
 
 
-def _check_kinds(guard: Any, loss: Any, data: Any) -> None:
-    if guard is not None and not isinstance(guard, bool):
-        raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
+def _check_kinds(loss: Any, data: Any) -> None:
     if not callable(loss):
         raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
     if data is not None and not isinstance(data, Iterable):

@@ -69,6 +69,7 @@ def report(
         check_mapping(masks)
     if not masks:
         raise SynflowError("there are no masks to report on; make some with synflow.prune(model, example, ...)")
+    title = None if title is None else str(title)
     if all(isinstance(value, Tensor) for value in masks.values()):
         facts = gather(
             model,

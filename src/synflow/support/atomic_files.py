@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import SynflowError
 
-__all__ = ["replacing", "unwritable", "write_bytes"]
+__all__ = ["check_path", "replacing", "unwritable", "write_bytes"]
 
 
 @contextmanager
@@ -52,6 +52,12 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, way_out: str = "") ->
     """
     with replacing(path, way_out) as temporary:
         temporary.write_bytes(data)
+
+
+def check_path(path: object, what: str) -> None:
+    """Refuse what is no path at all."""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise SynflowError(f"path must be that of {what}, got {type(path).__name__}")
 
 
 def unwritable(path: Path, cause: OSError, way_out: str = "") -> SynflowError:

@@ -56,7 +56,7 @@ def cast(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
         return x.to(device=args[0].device, dtype=args[0].dtype)
     targets = [*args, *kwargs.values()]
     for target in targets:
-        if isinstance(target, torch.dtype) and not target.is_floating_point:
+        if isinstance(target, torch.dtype) and not target.is_floating_point and not target.is_complex:
             raise NoRuleError(
                 f"in {active_mode().where()} a flow would become {target}: positions or counts made of values, and a "
                 "flow has none. Prune a part of the model that does without, such as a detector's backbone "
