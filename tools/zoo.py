@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ class Row:
     """What came of one architecture under a score; `error` is empty where all went well.
 
     `dead` is how many layers have no weight on a path at each compression (None: not looked at), of those that the
-    forward pass reaches.
+    forward pass reaches. `code` is the commit that it was measured with, and a plus if the sources differed from it.
     """
 
     name: str
@@ -49,6 +50,15 @@ class Row:
     residual: float = 0.0
     seconds: float = 0.0
     error: str = ""
+    code: str = ""
+
+
+def code_state() -> str:
+    """The commit of the sources that are measured, with a plus if they were changed since."""
+    here = Path(__file__).parents[1]
+    commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=here, capture_output=True, text=True)
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src"], cwd=here, capture_output=True)
+    return commit.stdout.strip() + "+" * (changed.returncode == 1)
 
 
 class OutOfTime(BaseException):
@@ -78,7 +88,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 def examine(name: str, build: Entry, steps: int, limit: int = 600, score: str = "balanced") -> Row:
     """Prune one architecture and certify it at each compression."""
     start = time.process_time()
-    row = Row(name, score)
+    row = Row(name, score, code=code_state())
     try:
         with time_limit(limit):
             _fill(row, build, steps)

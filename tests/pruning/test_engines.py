@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import synflow
+from checks import kept
 from served import watching
 from strategies import KINDS, UNUSUAL, networks
 from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
 from synflow.errors import SynflowError
-from synflow.flow.paths import fewest_kept
+from synflow.flow.paths import fewest_weights
 from synflow.network.private_copy import open_network
 from synflow.pruning import engine as door
 from synflow.pruning.plain_engine import PlainEngine
+from synflow.pruning.skeleton import short_path
 from zoo import ZOO
 
 # Scores this close, relative to each other, are equal in theory: float64 rounds at 1e-16.
@@ -190,9 +192,8 @@ def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind):
     @given(networks(kinds=(kind,), dtype=torch.float64), settings_of_runs, st.floats(2, 100), variants)
     def compare(network, how, compression, variant):
         opened = open_network(network.model, network.example)
-        fewest = fewest_kept(opened)
-        assume(fewest is not None)
-        keep = max(round(opened.size / compression), fewest, 1)
+        assume(fewest_weights(opened) is not None)
+        keep = max(round(opened.size / compression), kept(short_path(opened)), 1)
         served = set()
         with watching(served), pytest.MonkeyPatch.context() as patch:
             if variant == "not compiled":

@@ -18,8 +18,9 @@ from strategies import chains, networks
 from synflow.engine import EVERYTHING_ON, Thresholds, using
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
-from synflow.flow.paths import connected, fewest_kept, reach
+from synflow.flow.paths import connected, reach
 from synflow.network.private_copy import open_network
+from synflow.pruning.skeleton import short_path
 
 doubles = networks(dtype=torch.float64)
 seeds = st.integers(0, 2**32 - 1)
@@ -61,7 +62,7 @@ def test_counts_are_exact_masks_nested_and_the_model_untouched(network, schedule
     # A rule for each layer may leave too few weights in one for a path: only a global scope can promise one.
     assume(schedule != "certified" or (score.startswith("synflow") and scope == "global"))
     size = opened(network).size
-    least = fewest_kept(opened(network)) or 1
+    least = kept(short_path(opened(network))) or 1
     keep = max(round(size * density), least)
     options = dict(density=keep / size, schedule=schedule, scope=scope, score=score, guard=scope == "global")
     options["steps"] = None if schedule == "certified" else steps
@@ -147,7 +148,7 @@ def test_renaming_hidden_units_renames_their_scores(network, seed):
 def test_certified_steps_never_disconnect(network, at, margin, score):
     """From the whole network to the largest compression, after every step."""
     whole = opened(network)
-    least = max(fewest_kept(whole), 1)
+    least = max(kept(short_path(whole)), 1)
     keep = max(least, round(least * (whole.size / least) ** at))
     previous = whole.size
     steps = synflow.iterate(
@@ -211,9 +212,9 @@ def test_guarded_steps_never_disconnect(network, at, steps, score):
     """At any compression up to the largest, and through weights that are not zero."""
     whole = opened(network)
     assume(measure(whole, options=WITHOUT_SHIFTS).value > 0)
-    fewest = fewest_kept(whole, {name: weight != 0 for name, weight in whole.weights.items()})
-    assume(fewest is not None)  # a tensor that is zero everywhere counts as ones: no path avoids its zeros
-    least = max(fewest, 1)
+    nonzero = {name: weight != 0 for name, weight in whole.weights.items()}
+    assume(connected(whole, nonzero))  # a tensor that is zero everywhere counts as ones: no path avoids its zeros
+    least = max(kept(short_path(whole, nonzero)), 1)
     keep = max(least, round(least * (whole.size / least) ** at))
     masks = synflow.prune(network.model, network.example, density=keep / whole.size, steps=steps, score=score)
     assert kept(masks) == keep

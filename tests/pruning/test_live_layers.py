@@ -14,9 +14,9 @@ from checks import kept, mlp
 from strategies import KINDS, chains, networks
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
-from synflow.flow.paths import cuts, fewest_kept, reach
+from synflow.flow.paths import cuts, reach
 from synflow.network.private_copy import open_network
-from synflow.pruning.skeleton import Skeleton, find_skeleton
+from synflow.pruning.skeleton import Skeleton, find_skeleton, short_path
 from zoo import ZOO
 
 
@@ -114,7 +114,7 @@ ALL_KINDS = tuple(sorted({*KINDS, "tied", "recurrent", "transposed"}))
 @given(networks(kinds=ALL_KINDS, zeros=False), st.data(), st.sampled_from([1, 4, 12, None]))
 def test_no_layer_dies_while_the_count_allows_it_and_the_others_are_named(network, data, steps):
     opened = open_network(network.model, network.example)
-    keep = data.draw(st.integers(max(fewest_kept(opened), 1), opened.size))
+    keep = data.draw(st.integers(max(kept(short_path(opened)), 1), opened.size))
     schedule = "certified" if steps is None else data.draw(st.sampled_from(["exponential", "linear"]))
     prune_and_check(network.model, network.example, keep, steps=steps, schedule=schedule)
 
@@ -211,6 +211,67 @@ def test_the_fewest_weights_of_a_chain_and_of_a_residual_network():
     assert "every layer alive needs 8" in str(found)
 
 
+def test_limits_of_a_class_token_count_what_an_input_needs_and_every_count_above_prunes():
+    model, example = ClassToken(4, 1, 1.0), torch.ones(1, 3, 3)
+    found = synflow.limits(model, example)
+    # From the token one weight leads to the output, from the input stem, queries, keys, values, projection and head.
+    assert (found.path_bound, found.for_path, found.layers, found.for_layers) == (4, 6, 6, 8)
+    assert "a path needs between 4 and 6, every layer alive needs between 6 and 8" in str(found)
+    assert synflow.max_compression(model, example) == found.weights / 6
+    network = open_network(model, example)
+    for keep in range(found.for_path, found.for_layers + 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that layers are given up
+            masks = synflow.prune(model, example, density=keep / found.weights, score="balanced", steps=1)
+        dead = set(network.weights) - alive(network, masks)
+        assert kept(masks) == keep
+        assert reach(network, masks).connected
+        assert set(masks.about.get("given_up", "").split(", ")) - {""} == dead
+        assert bool(dead) == (keep < found.for_layers)
+    for score in ("synflow", "balanced"):
+        with pytest.raises(synflow.SynflowError, match=r"needs 6 \(the fewest that were found\)"):
+            synflow.prune(model, example, density=5 / found.weights, score=score)
+
+
+class Gate(nn.Module):
+    """A layer and a gate of two layers: a term meets what comes before it twice."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer, self.squeeze, self.excite = nn.Linear(width, width), nn.Linear(width, 2), nn.Linear(2, width)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x))))
+
+
+@pytest.mark.parametrize("gates", [1, 5])
+def test_limits_of_gates_in_series_count_each_weight_once(gates):
+    torch.manual_seed(0)
+    model, example = nn.Sequential(*(Gate(4) for _ in range(gates)), nn.Linear(4, 3)), torch.ones(1, 4)
+    found = synflow.limits(model, example)
+    layers = 3 * gates + 1  # per use a path meets the first layer 2 ** gates times
+    assert found.path_bound == found.layers == layers
+    assert layers <= found.for_path <= found.for_layers <= layers + gates
+    masks = synflow.prune(model, example, density=found.for_layers / found.weights, score="balanced", steps=2)
+    certificate = synflow.certify(model, masks, example)
+    assert certificate.connected
+    assert not certificate.dead_layers
+    assert certificate.max_compression == found.weights / layers
+
+
+@pytest.mark.parametrize("score", ["synflow", "synflow_l2"])
+@pytest.mark.parametrize("schedule", ["exponential", "certified"])
+def test_asked_for_the_guard_keeps_the_layers_of_every_flow_score_alive(score, schedule):
+    model, example = residual()
+    network = open_network(model, example)
+    how = dict(score=score, schedule=schedule, density=60 / network.size)
+    assert len(alive(network, synflow.prune(model, example, **how))) < len(network.weights)
+    masks = synflow.prune(model, example, guard=True, **how)
+    assert alive(network, masks) == set(network.weights)
+    assert kept(masks) == 60
+
+
 def mine(network, masks):  # noqa: ARG001
     """A user's score that empties every layer but the last."""
     return {name: torch.full(weight.shape, float(i)) for i, (name, weight) in enumerate(network.weights.items())}
@@ -237,7 +298,7 @@ GUARDED = ["magnitude", "random", "snip", "grasp", "force", mine]
 def test_no_score_disconnects_the_zoo_or_kills_a_layer_that_has_room(name):
     sample = ZOO[name]()
     network = open_network(sample.model, sample.example)
-    fewest, first = max(fewest_kept(network), 1), alive(network, whole(network))
+    fewest, first = max(kept(short_path(network)), 1), alive(network, whole(network))
     for index, score in enumerate(GUARDED):
         keep = max(round(network.size / (100, 1000)[index % 2]), fewest)
         how = dict(data=sample.data, loss=sample.loss) if score in ("snip", "grasp", "force") else {}
@@ -269,6 +330,9 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
     assert skeleton.size == 6
     assert skeleton.shrink_to(5)
     assert skeleton.given_up == ["2.left.0.weight", "2.left.2.weight"]  # neither lives without the other
+    with pytest.warns(UserWarning, match="lightest first: 2.left.0.weight, 2.left.2.weight, 1.left.0.weight"):
+        masks = synflow.prune(model, example, density=2 / network.size, score="balanced", steps=1)
+    assert masks.about["given_up"].startswith("2.left.0.weight, 2.left.2.weight, 1.left.0.weight")
     assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
 
 

@@ -23,7 +23,7 @@ from ..support.numbers import power_of_two, times
 from ..support.torch_modes import with_gradients
 from .conservation import conservation_of
 from .inventory import Part, inventory, inventory_text
-from .limits import max_compression_of
+from .limits import most_compression
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Certificate:
     forward pass does not reach them; they do not count. `given_up` are those for which the guard had no room. `idle`
     weights are kept but lie on no path, so `effective_compression` counts only the others. `flow_log2_before` and
     `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off: at units, and at the
-    layers that are `cuts`. `steps` tell for each step the flow pruned over the flow; below one, Theorem 3's condition
+    layers that are `cuts`. `max_compression` is exact in chains and plain residual networks, elsewhere a bound that no
+    compression exceeds. `steps` tell for each step the flow pruned over the flow; below one, Theorem 3's condition
     held. `parameters` says of every parameter of the model what became of it.
     """
 
@@ -174,7 +175,7 @@ def certify(
         unit_residual=conserved.unit_residual,
         layer_residual=conserved.layer_residual,
         cuts=conserved.cuts,
-        max_compression=max_compression_of(network),
+        max_compression=most_compression(network),
         layers=tuple(
             LayerRow(name, tuple(mask.shape), mask.numel(), int(mask.sum()), int(on_path[name].sum()))
             for name, mask in full.items()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SynflowError, choose
-from ..flow.paths import connected, fewest_kept
+from ..flow.paths import connected, least_for_path
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
@@ -21,22 +21,25 @@ from ..pruning.schedules import Schedule
 from ..pruning.scopes import SCOPES, Scope
 from ..pruning.scores import SCORES, Score, traits_of
 from ..pruning.settings import open_for
-from ..pruning.skeleton import Skeleton
+from ..pruning.skeleton import Skeleton, short_path
+from ..support.chunked import count
 from ..support.torch_modes import with_gradients
 
-__all__ = ["Limits", "critical_compression", "limits", "max_compression", "max_compression_of"]
+__all__ = ["Limits", "critical_compression", "limits", "max_compression", "most_compression"]
 
 
 @dataclass(frozen=True)
 class Limits:
     """How few weights a network can have: with a path, and with every layer alive.
 
-    `for_layers` is the size of a set that was found to keep all `layers` alive; where it equals their number it is
-    `exact`, since each layer needs a weight, else the fewest lie between the two.
+    `for_path` and `for_layers` are the sizes of sets that were found; `path_bound` and `layers` are what no set does
+    without: a weight in each layer that every path passes, and one in each layer. Where the two are equal, they are the
+    fewest; elsewhere the fewest lie between them.
     """
 
     weights: int
     layers: int
+    path_bound: int
     for_path: int
     for_layers: int
 
@@ -46,49 +49,66 @@ class Limits:
         return self.for_layers == self.layers
 
     def __str__(self) -> str:
-        least = f"{self.for_layers:,}" if self.exact else f"between {self.layers:,} and {self.for_layers:,}"
         return (
             f"{self.weights:,} weights in {self.layers} layers that the forward pass reaches; a path needs "
-            f"{self.for_path:,}, every layer alive needs {least}"
+            f"{_between(self.path_bound, self.for_path)}, every layer alive needs "
+            f"{_between(self.layers, self.for_layers)}"
         )
+
+
+def _between(least: int, found: int) -> str:
+    return f"{found:,}" if least == found else f"between {least:,} and {found:,}"
 
 
 @with_gradients
 def limits(model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()) -> Limits:
-    """The fewest weights that leave a path, and a bound on the fewest that keep every layer alive.
+    """The fewest weights that leave a path, and the fewest that keep every layer alive, or bounds on them.
 
     >>> print(limits(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10)))
     300 weights in 2 layers that the forward pass reaches; a path needs 2, every layer alive needs 2
     """
     network = open_network(model, example, select=select, protect=protect)
-    path = fewest_kept(network)
-    if path is None:
-        raise SynflowError("no path leads from an input to an output; check the model and the example")
-    skeleton = Skeleton(network, full_masks(None, network.weights))
+    bound = _at_least_one(least_for_path(network))
+    everything = full_masks(None, network.weights)
+    skeleton = Skeleton(network, everything)
     skeleton.thin_out()
-    return Limits(network.size, len(skeleton.layers), path, skeleton.size)
+    path = min(short_path(network), skeleton.masks(), key=count)
+    if bound < count(path):
+        empty = {name: torch.zeros_like(mask) for name, mask in everything.items()}
+        vital = (not connected(network, everything | {name: empty[name]}) for name in path if bool(path[name].any()))
+        bound = max(bound, sum(vital))
+    return Limits(network.size, len(skeleton.layers), bound, count(path), skeleton.size)
+
+
+def _at_least_one(least: int | None) -> int:
+    """The number of weights of a path, of which there has to be one."""
+    if least is None:
+        raise SynflowError("no path leads from an input to an output; check the model and the example")
+    return least
 
 
 @with_gradients
 def max_compression(
     model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()
 ) -> float:
-    """N over the number of weights on the path that has the fewest: beyond it no network of this shape has a path.
+    """N over the fewest weights that leave a path: beyond it no network of this shape has one.
 
-    In a chain of L layers that is N / L. Infinite where a path avoids every prunable weight.
+    In a chain of L layers that is N / L. Infinite where a path avoids every prunable weight. Where `limits` gives
+    bounds for a path, the fewest are those that were found.
 
     >>> max_compression(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10))
     150.0
     """
-    return max_compression_of(open_network(model, example, select=select, protect=protect))
-
-
-def max_compression_of(network: Network) -> float:
-    """`max_compression` on a network that is already open."""
-    fewest = fewest_kept(network)
-    if fewest is None:
-        raise SynflowError("no path leads from an input to an output; check the model and the example")
+    network = open_network(model, example, select=select, protect=protect)
+    _at_least_one(least_for_path(network))
+    fewest = count(short_path(network))
     return network.size / fewest if fewest else math.inf
+
+
+def most_compression(network: Network) -> float:
+    """A bound on `max_compression` that takes few passes: no larger compression leaves a path."""
+    least = _at_least_one(least_for_path(network))
+    return network.size / least if least else math.inf
 
 
 @with_gradients
@@ -138,10 +158,7 @@ def critical_compression(
             return all(bool(mask.any()) for mask in masks.values())
         return connected(network, masks)
 
-    least = fewest_kept(network)
-    if least is None:
-        raise SynflowError("no path leads from an input to an output; check the model and the example")
-    dead, alive = max(least, 1) - 1, network.size
+    dead, alive = max(_at_least_one(least_for_path(network)), 1) - 1, network.size
     while alive - dead > max(1, 0 if number == 1 else int(alive * tolerance)):
         middle = (alive + dead) // 2 if dead < 2 else max(dead + 1, round(math.sqrt(alive * dead)))
         middle = min(middle, alive - 1)

@@ -121,13 +121,16 @@ def _degrees(network: Network) -> Degrees | None:
     return degrees
 
 
-def fewest_kept(network: Network, masks: Mapping[str, Tensor] | None = None) -> int | None:
-    """The fewest weights that leave a path: as `fewest_weights`, with a weight that is used repeatedly counted once."""
-    fewest = fewest_weights(network, masks)
-    # Gates in series meet the weights before them 2, 4, 8, ... times: such paths are not followed one by one.
-    if fewest is None or fewest <= len(network.weights) or fewest > 4 * len(network.weights):
+def least_for_path(network: Network) -> int | None:
+    """A number of weights that every path needs, each counted once; None without a path.
+
+    Exact where a term meets each weight at most once and only inputs start one. Elsewhere it is too low rather than too
+    high: then it is the number of layers that every term meets.
+    """
+    fewest, degrees = fewest_weights(network), _degrees(network)
+    if fewest is None or not repeats(network):
         return fewest
-    return min(fewest, count(shortest_path(network, masks)))
+    return min(fewest, 1 if degrees is None else max(int((degrees[0] > 0).sum()), 1))
 
 
 def shortest_path(

@@ -61,6 +61,11 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
         names = _matching(parameters, select, "select", rank=2)
         chosen = {name: p for name, p in parameters.items() if name in names}
     shielded = _matching(parameters, protect, "protect")
+    if chosen and chosen.keys() <= shielded:
+        raise SynflowError(
+            f"{type(model).__name__} has nothing to prune: of {len(chosen)} weights that may be pruned all are "
+            f"protected by protect={protect!r}; protect fewer, or name others with select=[...]"
+        )
     chosen = {name: p for name, p in chosen.items() if name not in shielded}
     for name, parameter in chosen.items():
         if isinstance(parameter, UninitializedParameter):
@@ -75,7 +80,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
     if not chosen:
         raise SynflowError(
             f"{type(model).__name__} has nothing to prune: of {len(parameters)} parameters none is the weight of a "
-            "linear, convolution, attention or recurrent layer (or all are protected); name some with select=[...]"
+            "linear, convolution, attention or recurrent layer; name some with select=[...]"
         )
     return chosen
 

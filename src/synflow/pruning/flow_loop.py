@@ -34,7 +34,7 @@ Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
     engine = run.new_engine()
-    layers = LayerGuard(run, engine) if run.guard and run.traits.balanced else None
+    layers = LayerGuard(run, engine) if run.guard_layers else None
     layers = layers if layers is not None and layers.needed else None
     try:
         yield from (_certified if run.schedule is certified else _fixed)(run, engine, layers, hold)
@@ -44,7 +44,7 @@ def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
             "the scope lets go lies on every path that is left; try scope='global' or a lower compression"
         ) from stuck
     if layers is not None:
-        tell_given_up(run.about, layers.needed, engine.live_layers())
+        tell_given_up(run.about, layers.skeleton, layers.needed, engine.live_layers())
     _tell(run.about, engine)
 
 

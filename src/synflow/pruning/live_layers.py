@@ -22,7 +22,7 @@ from .allocation import allocate
 from .engine import Engine, Removal, StepScores
 from .safe_removal import StuckError
 from .settings import PruningRun
-from .skeleton import FROM_INPUTS, find_skeleton
+from .skeleton import FROM_INPUTS, Skeleton, find_skeleton
 
 # So many removals of one step may fail before a skeleton is protected: each costs a measurement.
 PATIENCE = 8
@@ -120,10 +120,13 @@ def _affordable(
     return {name: mask | staying[name] for name, mask in kept.items()}
 
 
-def tell_given_up(about: dict[str, Any], promised: frozenset[str], live: frozenset[str]) -> None:
+def tell_given_up(
+    about: dict[str, Any], skeleton: Skeleton | None, promised: frozenset[str], live: frozenset[str]
+) -> None:
     """Say in `about` how many layers the guard promised to keep, and name those that died; warn if there are any."""
     about["layers"] = len(promised)
-    dead = sorted(promised - live)
+    order = {} if skeleton is None else {name: place for place, name in enumerate(skeleton.given_up)}
+    dead = sorted(promised - live, key=lambda name: (order.get(name, len(order)), name))
     if not dead:
         return
     about["given_up"] = ", ".join(dead)

@@ -131,4 +131,4 @@ def _tell(run: PruningRun, changed: int) -> None:
     """Say what the guard of a score without a flow cost: how many weights stay because of it."""
     assert run.skeleton is not None
     run.about.update(skeleton=run.skeleton.size, kept_by_guard=changed)
-    tell_given_up(run.about, run.skeleton.layers, run.skeleton.needed)
+    tell_given_up(run.about, run.skeleton, run.skeleton.layers, run.skeleton.needed)

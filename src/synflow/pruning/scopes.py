@@ -27,7 +27,7 @@ def global_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor],
 
 
 def layer_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
-    """The same density in each layer, the best weights within it."""
+    """The same density in each layer, the best weights within it; others call this uniform."""
     return _by_shares(scores, candidates, keep, _sizes(candidates))
 
 
@@ -41,7 +41,7 @@ def uniform_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor]
 
 
 def er_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
-    """Erdos-Renyi: density proportional to (inputs + outputs) / (inputs * outputs), at most one."""
+    """Erdos-Renyi: density as (inputs + outputs) / (inputs * outputs), at most one (some mean erk by it)."""
     ends = [tuple(mask.shape[:2]) or (1,) for mask in candidates.values()]
     raw = np.array([sum(pair) / math.prod(pair) for pair in ends])
     return _by_shares(scores, candidates, keep, raw * _sizes(candidates))

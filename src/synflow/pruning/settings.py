@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._version import __version__
 from ..errors import SynflowError, choose
 from ..flow.dispatch import NoRuleError
-from ..flow.paths import cuts, fewest_kept, fewest_weights, has_branches, shortest_path, single_length
+from ..flow.paths import connected, cuts, fewest_weights, has_branches, least_for_path, shortest_path, single_length
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
@@ -26,7 +26,7 @@ from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scopes import SCOPES, Scope, global_scope
 from .scores import SCORES, Score, Traits, traits_of
-from .skeleton import Skeleton, find_skeleton
+from .skeleton import Skeleton, find_skeleton, short_path
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +42,8 @@ TIGHT = 8
 class PruningRun:
     """A run with all its settings, checked.
 
-    `shield` is a path that stays in any case; `skeleton` are weights that do, so that every layer stays alive.
+    `guard` keeps a path, `guard_layers` every layer alive. `shield` is a path that stays in any case; `skeleton` are
+    weights that do, so that every layer stays alive.
     """
 
     network: Network
@@ -55,6 +56,7 @@ class PruningRun:
     keep: int
     margin: float
     guard: bool
+    guard_layers: bool
     engine: str
     progress: bool
     about: dict[str, Any]
@@ -117,9 +119,10 @@ def checked_run(
     steps: by default 100 for flow scores, 10 for FORCE, else one.
     schedule: how density falls over the steps, a name in `synflow.SCHEDULES` or a function (step, steps, density).
     margin: the largest share of the flow that a step of the certified schedule removes, between 0 and 1.
-    guard: by default for flow scores: split a step that would remove all the flow (balanced: that would kill a layer).
-        True for any other score protects a skeleton, few weights that keep every layer alive; what that cost is told
-        in `masks.about`. False is the method to the letter.
+    guard: True keeps every layer alive, whatever the score. For a flow score, a step that would kill a layer is split,
+        or a skeleton is protected: few weights that keep every layer alive. For other scores that is done at once, and
+        `masks.about` tells what it cost. False is the method to the letter. By default `balanced` is guarded like this,
+        the other flow scores split a step that would remove all the flow, and all others are not guarded.
     scope: which weights compete, a name in `synflow.SCOPES` or a function (scores, candidates, keep) -> masks.
     data, loss: batches (inputs, targets) and a loss function for the scores that need them.
     select, protect: which parameters may be pruned, and patterns of names that may not (see `synflow.prunable`).
@@ -159,11 +162,13 @@ def checked_run(
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guarded, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    by_path = guarded and is_flow and not traits.balanced
-    by_layers = guarded and (not is_flow or (traits.balanced and keep <= TIGHT * len(network.weights)))
+    by_layers = guarded and (guard is True or traits.balanced)
+    shield = _shield(network, start, keep) if guarded and not by_layers else None
+    early = by_layers and (not is_flow or keep <= TIGHT * len(network.weights))
+    skeleton = find_skeleton(network, start, keep) if early else None
     return PruningRun(
-        network, function, fall, where, steps, start, target, keep, margin, guarded, engine, progress, about,
-        _shield(network, start, keep) if by_path else None, find_skeleton(network, start, keep) if by_layers else None,
+        network, function, fall, where, steps, start, target, keep, margin, guarded, by_layers, engine, progress,
+        about, shield, skeleton,
     )  # fmt: skip
 
 
@@ -256,7 +261,7 @@ def _check_target(network: Network, keep: int, start: int, density: float) -> No
     if keep < 1:
         raise SynflowError(
             f"compression {1 / density:g} of {network.size} weights leaves none; the most that leaves a path is "
-            f"{network.size / (fewest_weights(network) or 1):g}"
+            f"{network.size / max(count(short_path(network)), 1):g}"
         )
     if keep > start:
         raise SynflowError(
@@ -269,11 +274,13 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
     """Refuse a compression at which no network of this architecture has a path."""
     if keep > FEW * len(network.weights) and not strict:
         return
+    found = ""
     try:
         fewest = fewest_weights(network, masks)
-        if fewest is not None and fewest > keep:
-            # The number is exact for the whole network; what masks leave may be narrower, which the loop finds out.
-            fewest = fewest_kept(network)
+        if fewest is not None and (fewest > keep or (keep <= TIGHT * len(masks) and not single_length(network))):
+            # The number holds for the whole network; what masks leave may be narrower, which the loop finds out.
+            least, fewest = least_for_path(network), count(short_path(network))
+            found = "" if fewest == least else " (the fewest that were found)"
     except NoRuleError:
         if strict:
             raise
@@ -286,7 +293,7 @@ def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, s
     if keep < fewest:
         raise SynflowError(
             f"compression {network.size / keep:g} keeps {keep} of {network.size} weights, but a path from input to "
-            f"output needs {fewest}; the maximum compression is {network.size / fewest:g}"
+            f"output needs {fewest}{found}; the maximum compression is {network.size / fewest:g}"
         )
 
 
@@ -295,4 +302,4 @@ def _shield(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[st
     if keep > FEW * len(network.weights) or single_length(network):
         return None
     path = shortest_path(network, start, heavy=True)
-    return path if count(path) <= keep else shortest_path(network, start)
+    return path if count(path) <= keep and connected(network, path) else short_path(network, start)

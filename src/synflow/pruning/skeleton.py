@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import SynflowError
 from ..flow.measure import absolute, measure
 from ..flow.passes import WITHOUT_SHIFTS, PassOptions
-from ..flow.paths import connected, cuts, fewest_weights, reach, shortest_path
+from ..flow.paths import connected, cuts, fewest_weights, reach, repeats, shortest_path
+from ..masks.checks import full_masks
 from ..network.private_copy import Network
 from ..support.chunked import count
 from ..support.ranking import keep_best
@@ -111,18 +112,13 @@ class Skeleton:
             self.thin_out(most)
         return True
 
-    def hold_a_shortest_path(self, masks: Mapping[str, Tensor]) -> None:
-        """Keep a path that has the fewest weights in any case, so that giving up layers can lead down to it.
+    def hold_a_short_path(self, masks: Mapping[str, Tensor]) -> None:
+        """Keep a path that has few weights in any case, so that giving up layers can lead down to it.
 
         It is looked for among the skeleton's own weights first, then among all that the masks keep.
         """
-        fewest = fewest_weights(self._network, masks)
-        if fewest is None or fewest > LONGEST * len(self._network.weights):
-            return
         own = self.masks()
-        # Gates that read the state of a recurrent layer without a gradient can hide weights that a path needs.
-        paths = [shortest_path(self._network, inside) for inside in (own, masks)]
-        self._path = min((path for path in paths if connected(self._network, path)), key=count, default=self._path)
+        self._path = min((short_path(self._network, inside) for inside in (own, masks)), key=count)
         self._engine = self._new_engine({name: mask | self._path[name] for name, mask in own.items()})
         self.thin_out()
 
@@ -229,13 +225,49 @@ def _best_of_each(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], sha
 def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = math.inf) -> Skeleton:
     """A small set of the kept weights under which every layer lives that is alive under the masks.
 
-    If it has more than `most` weights, each of them is needed, and it holds a shortest path.
+    If it has more than `most` weights, each of them is needed, and it holds a path of few weights.
     """
     skeleton = Skeleton(network, masks)
     target = int(min(most, skeleton.size))
     if not skeleton.thin_out(target, rough=True, failures=PATIENCE):
         skeleton.build_anew()
         skeleton.thin_out(target, rough=True)
+        if skeleton.size > most:  # with more patience, as `limits` has it
+            patient = Skeleton(network, masks)
+            patient.thin_out()
+            skeleton = min(skeleton, patient, key=lambda found: found.size)
     if skeleton.size > most:
-        skeleton.hold_a_shortest_path(masks)
+        skeleton.hold_a_short_path(masks)
     return skeleton
+
+
+def short_path(network: Network, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Few of the kept weights that leave a path, each of them needed for it.
+
+    In a network in which a term meets each weight once it is a shortest path. Elsewhere the weights of a shortest path
+    are counted once per use, and where a constant enters beside the input (a class token) the shortest path may start
+    there and leave the input out. So layers are emptied one by one as long as a path stays, then the others thinned
+    out, and the smaller of the two sets is taken.
+    """
+    key, whole = "short path", masks is None or count(masks) == network.size
+    if not whole or key not in network.constants:
+        best = _short_path(network, full_masks(masks, network.weights))
+        if not whole:
+            return best
+        network.constants[key] = best
+    return dict(network.constants[key])
+
+
+def _short_path(network: Network, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = []
+    if (fewest_weights(network, masks) or 0) <= LONGEST * len(masks):
+        found = [path for path in [shortest_path(network, masks)] if connected(network, path)]
+        if found and (count(found[0]) < 2 or not repeats(network)):
+            return found[0]
+    for name in masks:
+        without = masks | {name: torch.zeros_like(masks[name])}
+        masks = without if connected(network, without) else masks
+    skeleton = Skeleton(network, masks)
+    skeleton.needed = frozenset()
+    skeleton.thin_out()
+    return min([*found, skeleton.masks()], key=count)
