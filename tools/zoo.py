@@ -121,22 +121,21 @@ Rows = dict[tuple[str, str], Row]
 
 def table(rows: Rows, steps: int) -> str:
     """The page: a summary, a table per family, and the failures with their reasons."""
-    names = {name for name, _ in rows}
     lines = [
         "# Architectures",
         "",
-        f'`score="synflow"` and `score="balanced"` at 10x and 100x over {len(names)} architectures, built without '
-        f"pretrained weights, one example each. Balanced: {steps} exponential steps to 100x, read at 10x on the way, "
-        "with the guard. SynFlow: 10 steps to 10x and 10 more to 100x. A dash: not measured. Written by `make zoo`.",
+        f'`score="synflow"` and `score="balanced"` at 10x and 100x over {len({name for name, _ in rows})} '
+        f"architectures, built without pretrained weights, one example each: {steps} exponential steps to 100x, read "
+        "at 10x on the way, with the default guard of each score. A dash: not measured. Written by `make zoo`.",
         "",
+        *_states(rows),
         *(_summary(rows, score) for score in SCORES),
         "",
         "- *keeps*: weights left; exact means the number of weights divided by the compression, rounded.",
         "- *connected*: an input still reaches an output at 100x, under each score that was run.",
         "- *dead*: layers without a weight on a path at 10x / 100x, of those that the forward pass reaches. Under "
-        "`synflow` the network stays connected by a skip connection, but the layer is lost (at 10x it was not counted; "
-        "at 100x layers without any weight were counted). `balanced` keeps layers alive "
-        "([why](why.md#theorem-3-on-any-graph)).",
+        "`synflow` the network stays connected by a skip connection, but the layer is lost. `balanced` keeps layers "
+        "alive ([why](why.md#theorem-3-on-any-graph)).",
         "- *residual*: how far conservation is off at 100x, over all units and cuts, as a share of the flow "
         "(float32 holds about 1e-6).",
         "- *seconds*: processor time of building, pruning and certifying, SynFlow / balanced.",
@@ -159,6 +158,28 @@ def table(rows: Rows, steps: int) -> str:
         lines += ["", "## Failures", "", "| architecture | score | reason |", "|---|---|---|"]
         lines += [f"| {row.name} | {row.score} | {row.error.replace('|', '/')} |" for row in failed]
     return "\n".join(lines) + "\n"
+
+
+def newest(rows: Rows) -> str:
+    """The state of the code that most rows were measured with."""
+    states = [row.code for row in rows.values() if row.code]
+    return max(sorted(set(states)), key=states.count, default="")
+
+
+def _states(rows: Rows) -> list[str]:
+    """Which rows were measured with which state of the code."""
+    state = newest(rows)
+    fresh = {score: sum(row.score == score and row.code == state for row in rows.values()) for score in SCORES}
+    old = sum(row.code != state for row in rows.values())
+    text = f"Measured with the code of commit {state or 'unknown'}: " + ", ".join(
+        f"{number} architectures under `{score}`" for score, number in fresh.items()
+    )
+    if old:
+        text += (
+            f". An asterisk marks the other {old} results, which are of older states of the code; there SynFlow took "
+            "10 steps to 10x and 10 more to 100x, nothing was counted at 10x, and at 100x layers without any weight"
+        )
+    return [text + ".", ""]
 
 
 def _summary(rows: Rows, score: str) -> str:
@@ -184,7 +205,10 @@ def _cells(rows: Rows, name: str) -> str:
     row = found.get("synflow") or found["balanced"]
     exact, connected = all(r.exact for r in found.values()), all(r.connected for r in found.values())
     kept = [f"{count:,}" if exact else f"{count:,} (!)" for count in row.kept]
-    dead = [" / ".join(map(_or_dash, found[s].dead)) if s in found else "–" for s in SCORES]
+    state = newest(rows)
+    dead = [
+        " / ".join(map(_or_dash, found[s].dead)) + "*" * (found[s].code != state) if s in found else "–" for s in SCORES
+    ]
     seconds = " / ".join(f"{found[s].seconds:.1f}" if s in found else "–" for s in SCORES)
     residual = max(r.residual for r in found.values())
     cells = [name, str(row.layers), f"{row.weights:,}", *kept, "yes" if connected else "**no**", *dead]

@@ -68,6 +68,21 @@ def test_failure_is_listed_with_its_reason(tool):
     assert f"| routed | balanced | {row.error} |" in page
 
 
+def test_rows_of_older_code_are_marked(tool):
+    def row(name, score, code):
+        return tool.Row(name, score, 100, 3, (10, 1), True, True, (None if code == "" else 0, 1), code=code)
+
+    rows = [row("RNN", "balanced", "abc1234"), row("RNN", "synflow", ""), row("U-Net", "balanced", "abc1234")]
+    page = tool.table({(r.name, r.score): r for r in rows}, steps=2)
+    assert "commit abc1234: 0 architectures under `synflow`, 2 architectures under `balanced`. An asterisk" in page
+    assert "| RNN | 3 | 100 | 10 | 1 | yes | – / 1* | 0 / 1 |" in page
+    assert "| U-Net | 3 | 100 | 10 | 1 | yes | – | 0 / 1 |" in page
+
+
+def test_rows_know_the_state_of_the_code(tool):
+    assert len(tool.code_state().rstrip("+")) >= 7
+
+
 def test_what_takes_too_long_is_stopped_and_listed(tool):
     def build():
         while True:

@@ -15,6 +15,7 @@ from strategies import KINDS, chains, networks
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
+from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
 from synflow.pruning.skeleton import Skeleton, find_skeleton, short_path
 from zoo import ZOO
@@ -155,6 +156,52 @@ def test_given_masks_and_selections_are_respected():
     assert "0.weight" not in masks
     assert all(not bool((mask & ~start[name]).any()) for name, mask in masks.items())
     assert alive(network, masks) == alive(network, start)
+
+
+class Twice(nn.Module):
+    """A branch that is called twice: a term meets its weights up to twice."""
+
+    def __init__(self, width=10):
+        super().__init__()
+        self.stem, self.branch, self.head = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(2):
+            x = x + 0.1 * torch.relu(self.branch(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "certified"])
+def test_modules_that_are_called_twice_stay_alive(schedule):
+    for keep in (3, 5, 40):
+        masks = prune_and_check(
+            Twice(), torch.ones(1, 6), keep, schedule=schedule, steps=None if schedule == "certified" else 3
+        )
+        assert "given_up" not in masks.about
+
+
+def test_a_selection_is_balanced_among_itself():
+    model, example = residual()
+    chosen = ["1*", "2*"]
+    network = open_network(model, example, select=chosen)
+    masks = synflow.prune(model, example, density=8 / network.size, score="balanced", select=chosen, steps=4)
+    assert masks.keys() == network.weights.keys() == {f"{i}.left.{j}.weight" for i in (1, 2) for j in (0, 2)}
+    assert alive(network, masks) == set(masks)
+    assert kept(masks) == 8
+
+
+@pytest.mark.slow
+def test_a_network_of_1202_layers_keeps_every_layer_alive():
+    torch.manual_seed(0)
+    model, example = build("resnet1202", classes=10, input_shape=(3, 32, 32)), torch.ones(1, 3, 8, 8)
+    scores = synflow.score(model, example, "balanced")
+    sums = torch.stack([score.sum(dtype=torch.float64) for score in scores.values()])
+    torch.testing.assert_close(sums, sums[:1].expand_as(sums), rtol=1e-4, atol=0)
+    masks = synflow.prune(model, example, compression=100, score="balanced", steps=4)
+    network = open_network(model, example)
+    assert kept(masks) == round(network.size / 100)
+    assert alive(network, masks) == set(network.weights)
 
 
 class Mixer(nn.Module):
@@ -337,12 +384,12 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
 
 
 def test_a_skeleton_built_from_paths_keeps_every_layer_alive_and_held_weights():
-    for build in (
+    for make in (
         residual,
         lambda: (ClassToken(4, 1, 1.0), torch.ones(1, 3, 3)),
         lambda: (Mixer(), torch.ones(1, 6, 4)),
     ):
-        model, example = build()
+        model, example = make()
         network = open_network(model, example)
         skeleton = Skeleton(network, whole(network))
         skeleton.build_anew()
