@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch.nn.functional as F
@@ -15,27 +13,31 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError, choose
-from ..flow.dispatch import NoRuleError
-from ..flow.paths import connected, cuts, fewest_weights, has_branches, least_for_path, shortest_path, single_length
+from ..flow.paths import cuts, has_branches
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
 from ..support.chunked import count
+from .checks import (
+    TIGHT,
+    check_kinds,
+    check_reachable,
+    check_target,
+    checked_numbers,
+    checked_seed,
+    path_to_keep,
+    target_density,
+)
 from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULES, Schedule, certified, exponential
 from .scopes import SCOPES, Scope, global_scope
 from .scores import SCORES, Score, Traits, traits_of
-from .skeleton import Skeleton, find_skeleton, short_path
+from .skeleton import Skeleton, find_skeleton
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-
-# A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
-FEW = 64
-# A skeleton has a few weights per layer: down to this many per layer a balanced run is led by none until it needs one.
-TIGHT = 8
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def checked_run(
     fall: Schedule = choose("schedule", exponential if schedule is None else schedule, SCHEDULES)
     where: Scope = choose("scope", scope, SCOPES)
     engine_named(engine)
-    steps, margin, seed = _checked_numbers(steps, margin, seed)
+    steps, margin, seed = checked_numbers(steps, margin, seed)
     if guard is not None and not isinstance(guard, bool):
         raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
     traits = traits_of(function)
@@ -147,14 +149,14 @@ def checked_run(
             f"the certified schedule follows the flow, so it needs one of the scores {flows}, "
             f"got {score!r}; choose another schedule for it"
         )
-    target = _target_density(compression, density)
+    target = target_density(compression, density)
     network = open_for(model, example, score, select, protect, data, loss, seed)
     start = full_masks(attached(model) or None if masks is None else masks, network.weights)
     keep = round(network.size * target)
-    _check_target(network, keep, count(start), target)
+    check_target(network, keep, count(start), target)
     if traits.needs_data:
         _ = network.batches  # missing data is refused at the door
-    _check_reachable(network, start, keep, strict=guarded and is_flow)
+    check_reachable(network, start, keep, strict=guarded and is_flow)
     if steps is None and fall is not certified:
         steps = traits.steps
     about = {
@@ -163,7 +165,7 @@ def checked_run(
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
     by_layers = guarded and (guard is True or traits.balanced)
-    shield = _shield(network, start, keep) if guarded and not by_layers else None
+    shield = path_to_keep(network, start, keep) if guarded and not by_layers else None
     early = by_layers and (not is_flow or keep <= TIGHT * len(network.weights))
     skeleton = find_skeleton(network, start, keep) if early else None
     return PruningRun(
@@ -194,7 +196,7 @@ def open_for(
     data: Iterable[Batch] | None, loss: Loss, seed: int,
 ) -> Network:  # fmt: skip
     """Open a network for a score, so that errors name it."""
-    _check_kinds(loss, data)
+    check_kinds(loss, data)
     name = f"score {_name(score)!r}"
     return open_network(
         model,
@@ -210,96 +212,3 @@ def open_for(
 
 def _name(value: str | Callable[..., Any]) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
-
-
-def _check_kinds(loss: Any, data: Any) -> None:
-    if not callable(loss):
-        raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
-    if data is not None and not isinstance(data, Iterable):
-        raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {data!r}")
-
-
-def _checked_numbers(steps: Any, margin: Any, seed: Any) -> tuple[int | None, float, int]:
-    """The same as plain numbers of Python; those of NumPy are taken, too."""
-    if steps is not None and (not _is_whole(steps) or steps < 1):
-        raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
-    if not _is_number(margin) or not 0 < margin < 1:
-        raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
-    return None if steps is None else int(steps), float(margin), checked_seed(seed)
-
-
-def checked_seed(seed: Any) -> int:
-    """A seed that torch takes."""
-    if not _is_whole(seed):
-        raise SynflowError(f"seed must be a whole number, got {seed!r}")
-    if not -(2**63) <= seed < 2**63:
-        raise SynflowError(f"seed must fit into 64 bits, got {seed!r}")
-    return int(seed)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _target_density(compression: Any, density: Any) -> float:
-    if (compression is None) == (density is None):
-        raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
-    if compression is not None:
-        if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
-            raise SynflowError(f"compression must be at least 1 (100 keeps one weight in 100), got {compression!r}")
-        return 1.0 / float(compression)
-    if not _is_number(density) or not 0 < density <= 1:
-        raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {density!r}")
-    return float(density)
-
-
-def _check_target(network: Network, keep: int, start: int, density: float) -> None:
-    if keep < 1:
-        raise SynflowError(
-            f"compression {1 / density:g} of {network.size} weights leaves none; the most that leaves a path is "
-            f"{network.size / max(count(short_path(network)), 1):g}"
-        )
-    if keep > start:
-        raise SynflowError(
-            f"{keep} of {network.size} weights are to stay but the given masks keep only {start}; pruned weights stay "
-            f"pruned: ask for a compression of at least {network.size / start:g}"
-        )
-
-
-def _check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, strict: bool) -> None:
-    """Refuse a compression at which no network of this architecture has a path."""
-    if keep > FEW * len(network.weights) and not strict:
-        return
-    found = ""
-    try:
-        fewest = fewest_weights(network, masks)
-        if fewest is not None and (fewest > keep or (keep <= TIGHT * len(masks) and not single_length(network))):
-            # The number holds for the whole network; what masks leave may be narrower, which the loop finds out.
-            least, fewest = least_for_path(network), count(short_path(network))
-            found = "" if fewest == least else " (the fewest that were found)"
-    except NoRuleError:
-        if strict:
-            raise
-        return  # scores without a flow do not need the table of rules
-    if fewest is None:
-        raise SynflowError(
-            "no path leads from an input to an output"
-            + (" under the given masks" if count(masks) < network.size else "; check the model and the example")
-        )
-    if keep < fewest:
-        raise SynflowError(
-            f"compression {network.size / keep:g} keeps {keep} of {network.size} weights, but a path from input to "
-            f"output needs {fewest}{found}; the maximum compression is {network.size / fewest:g}"
-        )
-
-
-def _shield(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[str, Tensor] | None:
-    """A path that stays in any case, where paths differ in length: flow alone may lead onto a longer one."""
-    if keep > FEW * len(network.weights) or single_length(network):
-        return None
-    path = shortest_path(network, start, heavy=True)
-    return path if count(path) <= keep and connected(network, path) else short_path(network, start)

@@ -1,0 +1,118 @@
+"""What is refused at the door: numbers out of range, counts at which no path is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import SynflowError
+from ..flow.dispatch import NoRuleError
+from ..flow.paths import connected, fewest_weights, least_for_path, shortest_path, single_length
+from ..network.private_copy import Network
+from ..support.chunked import count
+from .skeleton import short_path
+
+# A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
+FEW = 64
+# A skeleton has a few weights per layer: down to this many per layer a balanced run is led by none until it needs one.
+TIGHT = 8
+
+
+def check_kinds(loss: Any, data: Any) -> None:
+    """Refuse what is not of the kind that a setting takes."""
+    if not callable(loss):
+        raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
+    if data is not None and not isinstance(data, Iterable):
+        raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {data!r}")
+
+
+def checked_numbers(steps: Any, margin: Any, seed: Any) -> tuple[int | None, float, int]:
+    """The same as plain numbers of Python; those of NumPy are taken, too."""
+    if steps is not None and (not _is_whole(steps) or steps < 1):
+        raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
+    if not _is_number(margin) or not 0 < margin < 1:
+        raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
+    return None if steps is None else int(steps), float(margin), checked_seed(seed)
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed that torch takes."""
+    if not _is_whole(seed):
+        raise SynflowError(f"seed must be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise SynflowError(f"seed must fit into 64 bits, got {seed!r}")
+    return int(seed)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def target_density(compression: Any, density: Any) -> float:
+    """The share of weights that stays, from the one of the two that is given."""
+    if (compression is None) == (density is None):
+        raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
+    if compression is not None:
+        if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
+            raise SynflowError(f"compression must be at least 1 (100 keeps one weight in 100), got {compression!r}")
+        return 1.0 / float(compression)
+    if not _is_number(density) or not 0 < density <= 1:
+        raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {density!r}")
+    return float(density)
+
+
+def check_target(network: Network, keep: int, start: int, density: float) -> None:
+    """Refuse a count of none, or of more weights than the given masks keep."""
+    if keep < 1:
+        raise SynflowError(
+            f"compression {1 / density:g} of {network.size} weights leaves none; the most that leaves a path is "
+            f"{network.size / max(count(short_path(network)), 1):g}"
+        )
+    if keep > start:
+        raise SynflowError(
+            f"{keep} of {network.size} weights are to stay but the given masks keep only {start}; pruned weights stay "
+            f"pruned: ask for a compression of at least {network.size / start:g}"
+        )
+
+
+def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, strict: bool) -> None:
+    """Refuse a compression at which no network of this architecture has a path."""
+    if keep > FEW * len(network.weights) and not strict:
+        return
+    found = ""
+    try:
+        fewest = fewest_weights(network, masks)
+        if fewest is not None and (fewest > keep or (keep <= TIGHT * len(masks) and not single_length(network))):
+            # The number holds for the whole network; what masks leave may be narrower, which the loop finds out.
+            least, fewest = least_for_path(network), count(short_path(network))
+            found = "" if fewest == least else " (the fewest that were found)"
+    except NoRuleError:
+        if strict:
+            raise
+        return  # scores without a flow do not need the table of rules
+    if fewest is None:
+        raise SynflowError(
+            "no path leads from an input to an output"
+            + (" under the given masks" if count(masks) < network.size else "; check the model and the example")
+        )
+    if keep < fewest:
+        raise SynflowError(
+            f"compression {network.size / keep:g} keeps {keep} of {network.size} weights, but a path from input to "
+            f"output needs {fewest}{found}; the maximum compression is {network.size / fewest:g}"
+        )
+
+
+def path_to_keep(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[str, Tensor] | None:
+    """A path that stays in any case, where paths differ in length: flow alone may lead onto a longer one."""
+    if keep > FEW * len(network.weights) or single_length(network):
+        return None
+    path = shortest_path(network, start, heavy=True)
+    return path if count(path) <= keep and connected(network, path) else short_path(network, start)
