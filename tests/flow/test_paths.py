@@ -211,3 +211,10 @@ def test_a_short_way_that_ends_does_not_hide_a_longer_one():
     assert connected(network, further)
     masks["last.weight"][:] = False
     assert fewest_weights(network, masks) is None
+
+
+def test_a_path_may_start_at_an_embedding():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    found = reach(open_network(model, torch.arange(5)[None]))
+    assert found.connected
+    assert all(bool(mask.all()) for mask in found.on_path.values())

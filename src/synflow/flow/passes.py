@@ -120,5 +120,6 @@ class FlowPass:
             return as_flow(data, 0, degrees)
         leaf = as_flow(data.requires_grad_())
         self.found.inputs.append(leaf)
-        with DisableTorchFunction():
-            return as_flow(leaf.clone())  # the model may write into its input; a leaf refuses that
+        # A copy: the model may write into its input, which a leaf refuses. An embedding starts where gradients are off.
+        with torch.enable_grad(), DisableTorchFunction():
+            return as_flow(leaf.clone())
