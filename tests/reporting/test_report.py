@@ -243,7 +243,7 @@ def test_the_theme_can_be_changed_and_is_kept(opened, pages):
     after = opened.execute_script(colour)
     assert before != after
     assert opened.execute_script("return document.querySelector('button.theme').textContent") == "Light theme"
-    for _ in range(10):  # the browser writes its storage a little later
+    for _ in range(100):  # the browser writes its storage a little later, on a busy machine seconds later
         show(opened, pages["one"], theme="light")
         if opened.execute_script(colour) == after:
             break
