@@ -15,7 +15,7 @@ from .accuracy import Results
 from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
-from .style import PALETTE, canvas, save
+from .style import PALETTE, canvas, log_cost_axis, save
 from .tournament import recipe_changes
 from .uncertainty import interval
 
@@ -103,7 +103,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             for panel, (key, said) in zip(row, AXES.items(), strict=True):
                 for colour, name in zip(PALETTE, (*SPARSE, DENSE), strict=False):
                     _curve(panel, [g for k, g in groups.items() if k[:2] == (model, name)], key, name, colour)
-                panel.set(xscale="log", xlabel=said, ylabel="top-1 accuracy (%)")
+                panel.set(xlabel=said, ylabel="top-1 accuracy (%)")
+                log_cost_axis(panel)
             row[0].set_title(NAMES.get(model, model))
             row[0].legend(fontsize=7)
         paths = save(figure, folder, "sceptic")

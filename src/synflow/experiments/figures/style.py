@@ -13,7 +13,7 @@ from synflow.errors import need
 
 from ..sealed_json import write_bytes
 
-__all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "log_log", "save"]
+__all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "log_cost_axis", "log_log", "save"]
 
 METHODS = ("random", "magnitude", "snip", "grasp", "synflow")
 # Okabe and Ito.
@@ -84,6 +84,19 @@ def log_axis(axes: Any, least: float, most: float) -> None:
     """Powers of ten below the axis of log10 values."""
     ticks = range(int(least), int(most) + 1)
     axes.set_xticks(list(ticks), [f"$10^{{{tick}}}$" for tick in ticks])
+
+
+def log_cost_axis(axes: Any) -> None:
+    """A logarithmic x axis with a label at 1, 2 and 5 of each decade, over at least a factor of six."""
+    ticker = need("matplotlib.ticker", extra="experiments")
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    spare = max(1.0, (6 / (high / low)) ** 0.5)
+    axes.set_xlim(low / spare, high * spare)
+    wide = math.log10(high / low) > 1.8
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(ticker.LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def log_log(axes: Any) -> None:
