@@ -95,7 +95,8 @@ def log_cost_axis(axes: Any) -> None:
     axes.set_xlim(low / spare, high * spare)
     wide = math.log10(high / low) > 1.8
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(ticker.LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
+    text = ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:g} M")
+    axes.xaxis.set_major_formatter(text)
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
 
 

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from synflow import SCORES
-from synflow.errors import need
 
 from ..configs import Config, configured
 from ..sweeps import unique
@@ -20,7 +19,7 @@ from .accuracy import Results
 from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
-from .style import PALETTE, canvas, save
+from .style import PALETTE, canvas, log_cost_axis, save
 from .uncertainty import half_width, interval
 
 __all__ = ["configs", "draw", "label", "recipe_changes"]
@@ -136,7 +135,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
                     mine = [group for k, group in groups.items() if k[0] == model and k[2] == name]
                     _curve(panel, mine, key, name, looks[name], aside=1.035 ** (place - 4) if key == "kept" else 1.0)
                 panel.set(xlabel=said)
-                _axis(panel)
+                log_cost_axis(panel)
             axes[0][column].set_title(model)
         for row in axes:
             row[0].set_ylabel("top-1 accuracy (%)")
@@ -154,18 +153,6 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         "in the upper row points of equally many weights are set side by side",
     )
     return Drawing(tuple(paths), table, notes)
-
-
-def _axis(panel: Any) -> None:
-    """A logarithmic axis over at least a factor of six, with plain numbers that do not run into each other."""
-    ticker = need("matplotlib.ticker", extra="experiments")
-    panel.set_xscale("log")
-    low, high = panel.get_xlim()
-    spare = max(1.0, (6 / (high / low)) ** 0.5)
-    panel.set_xlim(low / spare, high * spare)
-    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _curve(
