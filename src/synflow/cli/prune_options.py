@@ -46,7 +46,7 @@ class Method:
     margin: Annotated[float, _method("M", "Share of the flow a certified step may remove.")] = 0.5
     guard: Annotated[
         bool | None,
-        _method(None, "Keep the network connected (balanced: every layer alive); default: for flow scores only."),
+        _method(None, "Keep every layer alive; default: balanced does, other flow scores keep a path."),
     ] = None
     select: Annotated[list[str] | None, _method("PATTERN", "Prune only weights of these names. Repeatable.")] = None
     protect: Annotated[list[str] | None, _method("PATTERN", "Leave weights of these names alone. Repeatable.")] = None

@@ -18,7 +18,6 @@ from ..flow.measure import Measurement, measure
 from ..flow.passes import SHARED, WITHOUT_SHIFTS
 from ..flow.paths import fewest_weights, repeats, shortest_path
 from ..masks.results import Step
-from ..network.private_copy import Network
 from ..support.chunked import count, total_score
 from .allocation import allocate
 from .engine import Engine, Removal, StepScores
@@ -124,7 +123,7 @@ def _part(
         removed = _careful(run, engine, scores, keep, always=False, rescue=rescue)
         return removed.pruned_fraction, removed.complete
     going = engine.lightest(scores, number)
-    if not run.guard or _is_proved(run.network, flow, going):
+    if not run.guard or _is_proved(flow, going):
         engine.remove(going)
         return going.total / flow.value, True
     found = _guarded(run, engine, scores, going, number)
@@ -134,9 +133,8 @@ def _part(
     return removed.pruned_fraction, removed.complete
 
 
-def _is_proved(network: Network, flow: Measurement, going: Removal) -> bool:
+def _is_proved(flow: Measurement, going: Removal) -> bool:
     """Whether the union bound alone proves that a path stays."""
-    del network
     return not (flow.had_shifts or flow.loose) and going.total < flow.value * (1.0 - ROUNDING)
 
 
