@@ -44,9 +44,9 @@ class Config:
     """Everything that decides the result of a run, and nothing that does not (where, when, how many at a time).
 
     `images_per_class`, or `images` in all, are what SNIP and GraSP are scored on. `scoring="eval"` is the paper's first
-    version: SNIP and GraSP in eval mode, GraSP with the opposite sign. `compact=False` trains the masked network, with
-    the same result. `rounds` and `rewind` are those of iterative magnitude pruning; `rewind=False` is as published.
-    Model, method and schedule may be functions of the user's, `file.py:function`.
+    version: SNIP and GraSP in eval mode, GraSP with the opposite sign and temperature 1. `compact=False` trains the
+    masked network, with the same result. `rounds` and `rewind` are those of iterative magnitude pruning; `rewind=False`
+    is as published. Model, method and schedule may be functions of the user's, `file.py:function`.
     """
 
     task: str = "train"

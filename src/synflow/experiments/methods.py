@@ -88,7 +88,8 @@ def score_of(config: Config) -> Any:
     sign = 1.0
     if config.scoring == "eval" and reads_data(config.method):
         function = partial(function, training=False)
-        sign = -1.0 if config.method == "grasp" else 1.0
+        if config.method == "grasp":
+            function, sign = partial(function, temperature=1.0), -1.0
     if config.ablation == "invert":
         sign = -sign
     return function if sign > 0 else partial(_negative, function)
