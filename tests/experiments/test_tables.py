@@ -12,7 +12,8 @@ from synflow.experiments import results, tables
 from synflow.experiments.configs import Config, configured, from_dict, identity
 from synflow.experiments.figures.sceptic import front
 from synflow.experiments.figures.uncertainty import interval
-from synflow.experiments.paper import configs_of, redraw
+from synflow.experiments.outcomes import form_of
+from synflow.experiments.paper import configs_of, draw, redraw
 from synflow.experiments.results_page import page_of
 from synflow.experiments.runs import execute
 
@@ -52,6 +53,33 @@ def test_a_table_holds_what_figures_need(runs, tmp_path):
     redraw(tmp_path / "data", tmp_path / "figures", ["past"])
     assert (tmp_path / "figures" / "past.md").read_text() == page + "\n## In words\n\nIt works.\n"
     assert "±" in page
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "fig3", "fig5b", "timing"])
+def test_figures_of_lists_and_tables_are_redrawn_from_a_table(name, tmp_path):
+    for config in configs_of(name, "smoke"):
+        execute(config, tmp_path / "runs")
+    rows, problems = results.collect(tmp_path / "runs")
+    assert not problems
+    results.write_table(rows, tmp_path / "data" / "runs.csv")
+    # Run folders keep lists that no figure needs (learning curves); what figures need comes back as it was.
+    for run_name, result in tables.read_tables(tmp_path / "data").items():
+        stored = json.loads((tmp_path / "runs" / run_name / "result.json").read_text())["outcome"]
+        needed = form_of(from_dict(result["config"]), stored)
+        assert {key: result["outcome"][key] for key in needed} == {key: stored[key] for key in needed}
+    drawn = draw(name, "smoke", tmp_path / "runs", tmp_path / "one")
+    again = redraw(tmp_path / "data", tmp_path / "two", [name])[name]
+    assert again.table == drawn.table
+
+
+def test_details_that_are_no_details_are_refused(tmp_path):
+    config = configs_of("fig5b", "smoke")[0]
+    execute(config, tmp_path / "runs")
+    rows, _ = results.collect(tmp_path / "runs")
+    for bad in ("[1, 2]", "{}", "nonsense", "[" * 100_000):
+        results.write_table([{**rows[0], "details": bad}], tmp_path / "data" / "runs.csv")
+        with pytest.raises(SynflowError, match=r"runs\.csv, line 2"):
+            tables.read_tables(tmp_path / "data")
 
 
 def test_a_row_that_is_no_result_is_named(tmp_path):

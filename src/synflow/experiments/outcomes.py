@@ -8,7 +8,7 @@ from typing import Any
 from ..support.json_files import Between, check_form
 from .configs import Config
 
-__all__ = ["ABOUT_FORM", "check_outcome", "fits_a_table"]
+__all__ = ["ABOUT_FORM", "check_outcome", "form_of"]
 
 # Beyond this a number is no measurement, and drawing it would overflow.
 HUGE = 10**30
@@ -50,13 +50,8 @@ _SCORES = {
 }  # fmt: skip
 
 
-def fits_a_table(task: str) -> bool:
-    """Whether all that figures need of a task are single values, which a CSV file holds."""
-    return not any(isinstance(form, dict | list) for form in FORMS.get(task, {}).values())
-
-
-def check_outcome(config: Config, outcome: Mapping[str, Any], name: str) -> None:
-    """Refuse an outcome that its task cannot have given; `name` says in the error where it was read."""
+def form_of(config: Config, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What figures need of an outcome, and the form of each value."""
     form = dict(FORMS.get(config.task, {}))
     if config.task == "train" and config.recipe.epochs:
         form["top1"] = PERCENT
@@ -64,4 +59,9 @@ def check_outcome(config: Config, outcome: Mapping[str, Any], name: str) -> None
         form |= {"kept": {str: {str: COUNT}}} if "kept" in outcome else {}
         form |= _SCORES if "inflow" in outcome or "kept" not in outcome else {}
         form |= {key: [MEASURE] for key in ("signed_inflow", "signed_outflow") if "signed_inflow" in outcome}
-    check_form({"outcome": outcome}, {"outcome": form}, name)
+    return form
+
+
+def check_outcome(config: Config, outcome: Mapping[str, Any], name: str) -> None:
+    """Refuse an outcome that its task cannot have given; `name` says in the error where it was read."""
+    check_form({"outcome": outcome}, {"outcome": form_of(config, outcome)}, name)

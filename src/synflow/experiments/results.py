@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 from synflow.errors import SynflowError, need
 
 from .configs import from_dict
+from .outcomes import form_of
 from .runs import read_result
 from .sealed_json import write_bytes
 from .summaries import Spread, to_latex
-from .tables import command_of, read_tables
+from .tables import DETAILS, command_of, read_tables
 
 __all__ = ["collect", "columns", "select", "to_csv", "to_markdown", "write_table"]
 
@@ -53,15 +55,20 @@ def _row(name: str, result: Mapping[str, Any]) -> Row:
     config = dict(result["config"])
     recipe = config.pop("recipe")
     row: Row = {"run": name, **config, **recipe}
-    # Lists and tables stay in the run's own file; a table has room for numbers and words.
-    simple = {
-        key: value
-        for part in (result["outcome"], result["about"])
-        for key, value in part.items()
-        if isinstance(value, str | int | float | bool | None)
-    }
+    made = from_dict(result["config"])
+    outcome = {key: value for key, value in result["outcome"].items() if _is_simple(value)}
+    # Lists and tables that no figure needs stay in the run's own file.
+    details = {key: value for key, value in result["outcome"].items() if key in form_of(made, result["outcome"])}
+    details = {key: value for key, value in details.items() if not _is_simple(value)}
+    simple = outcome | {key: value for key, value in result["about"].items() if _is_simple(value)}
     row |= {key if key not in row else f"out_{key}": value for key, value in simple.items()}
-    return row | {"command": command_of(from_dict(result["config"]))}
+    row |= {DETAILS: json.dumps(details, separators=(",", ":"))} if details else {}
+    return row | {"command": command_of(made)}
+
+
+def _is_simple(value: object) -> bool:
+    """Whether a value fits into a cell as it is."""
+    return isinstance(value, str | int | float | bool | None)
 
 
 def select(rows: Iterable[Row], conditions: Iterable[str]) -> list[Row]:

@@ -14,22 +14,22 @@ from synflow.errors import SynflowError
 
 from ..support.json_files import check_form
 from .configs import Config, from_dict, identity, starting_point, to_dict
-from .outcomes import ABOUT_FORM, check_outcome, fits_a_table
+from .outcomes import ABOUT_FORM, check_outcome
 from .recipes import Recipe
 
-__all__ = ["command_of", "read_tables"]
+__all__ = ["DETAILS", "command_of", "read_tables"]
 
+# The column for lists and tables of an outcome that figures need, as JSON.
+DETAILS = "details"
+# The longest cell, in characters: details of thousands of units pass the 128 Ki that Python allows by default.
+LONGEST = 2**26
 ABOUT = ("threads", "host", "torch", "synflow", "seconds", "commit")
-# What a result carries that no figure of training needs: these stay in the run's own folder.
 SETTINGS = [f.name for f in dataclasses.fields(Config) if f.name != "recipe"]
 OF_RECIPE = [f.name for f in dataclasses.fields(Recipe)]
 
 
 def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results in all CSV files of a folder, by the names of their runs; a row that is no result is an error.
-
-    Runs whose outcome is more than single values stay in their folders: rows of such runs are passed over.
-    """
+    """The results in all CSV files of a folder, by the names of their runs; a row that is no result is an error."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.csv")):
         for number, row in _rows(path):
@@ -37,10 +37,9 @@ def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
             try:
                 result = _result(row)
                 config = from_dict(result["config"])
-                if fits_a_table(config.task):
-                    check_form(result, {"about": ABOUT_FORM}, where)
-                    check_outcome(config, result["outcome"], where)
-                    found[identity(config)] = result
+                check_form(result, {"about": ABOUT_FORM}, where)
+                check_outcome(config, result["outcome"], where)
+                found[identity(config)] = result
             except SynflowError as cause:
                 said = str(cause) if where in str(cause) else f"{where} is no result: {cause}"
                 raise SynflowError(f"{said}; write the table with `synflow results --out`") from cause
@@ -49,12 +48,15 @@ def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """The rows of a CSV file with the lines they end on."""
+    usual = csv.field_size_limit(LONGEST)
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             return [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as cause:
         raise SynflowError(f"{path} cannot be read as a table: {cause}") from cause
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _result(row: Mapping[str, str | None]) -> dict[str, Any]:
@@ -62,9 +64,13 @@ def _result(row: Mapping[str, str | None]) -> dict[str, Any]:
     settings = {name: values[name] for name in SETTINGS if values.get(name) is not None}
     recipe = {name: values[name] for name in OF_RECIPE if values.get(name) is not None}
     config = to_dict(from_dict({**settings, "recipe": recipe}))
-    rest = {name: value for name, value in values.items() if name not in {*SETTINGS, *OF_RECIPE, *ABOUT, "run"}}
+    known = {*SETTINGS, *OF_RECIPE, *ABOUT, "run", DETAILS}
     # A name that settings and outcome share is written as out_NAME.
-    outcome = {name.removeprefix("out_"): value for name, value in rest.items()}
+    outcome = {name.removeprefix("out_"): value for name, value in values.items() if name not in known}
+    details = values.get(DETAILS) or {}
+    if not isinstance(details, dict):
+        raise SynflowError(f"{DETAILS} must be a JSON object, got {str(details)[:40]!r}")
+    outcome |= details
     return {"config": config, "outcome": outcome, "about": {name: values.get(name) for name in ABOUT}}
 
 
