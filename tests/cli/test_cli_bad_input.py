@@ -115,6 +115,53 @@ def test_force_replaces_only_what_synflow_wrote(capsys):
     assert "is not empty" in refused(capsys, "prune net.py:make --compression 10 --out run")
 
 
+OWN = {
+    "run.json": '{"format": 1, "speed": 12}', "masks.safetensors": "mine", "weights.safetensors": "mine",
+    "certificate.json": '{"name": "diploma"}', "facts.json": '{"title": "mine"}', "report.html": "<title>Mine</title>",
+}  # fmt: skip
+
+
+def test_files_of_the_user_under_our_names_are_named_and_stay(capsys):
+    line = "prune net.py:make --compression 10 --steps 2 --out mine --force"
+    Path("mine").mkdir()
+    for name, text in OWN.items():
+        Path("mine", name).write_text(text)
+    before = contents("mine")
+    got = refused(capsys, line)
+    assert all(name in got for name in OWN)
+    assert "were not written by synflow; move them away, or choose another folder" in got
+    assert contents("mine") == before
+    demo = refused(capsys, "demo --out mine --force")
+    assert "is not empty" in demo
+    Path("mine/results.json").write_text('{"outcomes": 3}')
+    assert "results.json, report.html were not written by synflow" in refused(capsys, "demo --out mine --force")
+
+
+def test_a_run_of_an_earlier_version_without_manifest_is_replaced(capsys):
+    line = "prune net.py:make --compression 10 --steps 2 --out run --force"
+    for _ in range(2):
+        with pytest.raises(SystemExit) as leave:
+            main(line.split())
+        assert leave.value.code == 0
+        Path("run/manifest.json").unlink()
+        capsys.readouterr()
+    own = {}
+    for name, text in OWN.items():
+        own[name] = Path("run", name).read_bytes()
+        Path("run", name).write_text(text)
+        got = refused(capsys, line)
+        assert name in got
+        assert "written by synflow" in got
+        assert Path("run", name).read_text() == text
+        Path("run", name).write_bytes(own[name])
+    Path("run/bench.json").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert Path("run/manifest.json").is_file()
+    assert "bench.json was not written by synflow" in refused(capsys, "bench run --model net.py:make --repeats 1")
+    assert Path("run/bench.json").read_text() == "mine"
+
+
 def test_pickles_are_never_opened(capsys, tmp_path):
     class Bomb:
         def __reduce__(self):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,20 @@ def test_files_of_earlier_versions_load():
     expected = torch.load(folder / "outputs.pt", weights_only=True)
     torch.testing.assert_close(loaded.eval()(torch.ones(2, 3)), expected, rtol=0, atol=1e-6)
     assert {name: mask.shape for name, mask in attached(loaded).items()} == {"0.weight": (3, 3), "3.weight": (2, 3)}
+
+
+def test_a_folder_of_an_earlier_version_is_replaced_and_files_of_the_user_are_not(small, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(Path(__file__).parents[1] / "samples" / "compact", old)
+    save_compact(small, old)
+    assert (old / "manifest.json").is_file()
+    shutil.rmtree(old)
+    shutil.copytree(Path(__file__).parents[1] / "samples" / "compact", old)
+    (old / "weights.safetensors").write_bytes(b"trained for a week")
+    with pytest.raises(SynflowError, match=r"weights\.safetensors was not written by synflow; move it away"):
+        save_compact(small, old)
+    (old / "compaction.json").write_text('{"garbage": "compaction of Monday"}')
+    before = {path: path.read_bytes() for path in old.iterdir()}
+    with pytest.raises(SynflowError, match=r"weights\.safetensors, .*compaction\.json were not written by synflow"):
+        save_compact(small, old)
+    assert {path: path.read_bytes() for path in old.iterdir()} == before

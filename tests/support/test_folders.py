@@ -9,12 +9,13 @@ import pytest
 from synflow.errors import SynflowError
 from synflow.support import folders
 
-OURS = ("a.txt", "b.txt", "c.txt")
+OURS = dict.fromkeys(("a.txt", "b.txt", "c.txt"), lambda path: path.read_text().isdigit())
+INNER = {"x.txt": lambda path: path.read_text().startswith("from")}
 
 
 def write(folder, **texts):
     writers = {f"{name}.txt": lambda path, text=text: path.write_text(text) for name, text in texts.items()}
-    folders.write(folder, writers, OURS, stale={"inner": ("x.txt",)})
+    folders.write(folder, writers, OURS, stale={"inner": INNER})
 
 
 def read(folder):
@@ -48,12 +49,36 @@ def test_a_file_of_the_user_under_our_name_is_not_replaced(tmp_path):
     assert read(tmp_path) == {"a.txt": "changed by hand", "b.txt": "mine", "c.txt": "3"}
 
 
-def test_a_folder_without_manifest_is_taken_over(tmp_path):
+def test_a_folder_without_manifest_is_taken_over_if_its_files_are_ours_by_their_contents(tmp_path):
     (tmp_path / "a.txt").write_text("0")
     (tmp_path / "b.txt").write_text("0")
     folders.check(tmp_path, ("a.txt",), OURS)
     write(tmp_path, a="1")
     assert read(tmp_path) == {"a.txt": "1"}
+
+
+def test_files_of_the_user_without_manifest_are_named_and_stay(tmp_path):
+    for name, text in (("a", "0"), ("b", "mine"), ("c", "mine too")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "x.txt").write_text("mine")
+    before = {path: path.read_text() for path in tmp_path.rglob("*.txt")}
+    with pytest.raises(SynflowError, match=r"b\.txt, c\.txt were not written by synflow; move them away, or choose"):
+        write(tmp_path, a="1", b="1", c="1")
+    for name in ("b", "c"):
+        with pytest.raises(SynflowError, match=rf"{name}\.txt was not written by synflow; move it away"):
+            folders.update(tmp_path / f"{name}.txt", b"1", OURS)
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+    write(tmp_path, a="1")
+    assert {path: path.read_text() for path in tmp_path.rglob("*.txt")} == {**before, tmp_path / "a.txt": "1"}
+
+
+def test_what_the_user_changed_in_a_folder_of_old_results_stays(tmp_path):
+    write(tmp_path, a="1")
+    folders.write(tmp_path / "inner", {"x.txt": lambda path: path.write_text("from a")}, INNER)
+    (tmp_path / "inner" / "x.txt").write_text("trained since")
+    write(tmp_path, a="2")
+    assert [path.name for path in (tmp_path / "inner").iterdir()] == ["x.txt"]
 
 
 def test_a_link_stays_a_link_and_the_current_folder_can_be_written(tmp_path, monkeypatch):

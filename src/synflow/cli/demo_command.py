@@ -11,12 +11,15 @@ import typer
 
 from ..errors import SynflowError
 from ..support.atomic_files import write_bytes
-from ..support.json_files import json_text
+from ..support.folders import refuse_foreign
+from ..support.json_files import NUMBER, json_text
 from . import options
+from .own_files import has_form, is_page
 
 __all__ = ["demo"]
 
 RESULTS, REPORT = "results.json", "report.html"
+OURS = {RESULTS: has_form({"seconds": NUMBER, "outcomes": list, "variants": list, "versions": dict}), REPORT: is_page}
 COMPRESSIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
@@ -65,6 +68,7 @@ def _check_free(out: Path, force: bool) -> None:
         raise SynflowError(f"{out} is there already and is no folder; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (force and (out / RESULTS).is_file()):
         raise SynflowError(f"{out} is there already and is not empty; choose another --out, or replace a demo: --force")
+    refuse_foreign(out, OURS, OURS)
 
 
 def _write(out: Path, texts: dict[str, str]) -> None:

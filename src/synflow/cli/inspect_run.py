@@ -18,11 +18,14 @@ from ..models.sources import load_model
 from ..reporting.comparison import comparison_page
 from ..reporting.facts import LayerFacts
 from ..reporting.overlap import Overlap, overlaps
+from ..support.atomic_files import write_bytes
+from ..support.folders import MANIFEST
 from ..support.json_files import json_text
 from ..support.numbers import percent, setting_text, times
 from .options import Origin
 from .output import layer_table, print_json, say, say_wrapped, table, watched
-from .runs import CERTIFICATE, open_run, rebuild, replace_text
+from .run_files import CERTIFICATE
+from .runs import open_run, rebuild, replace_text
 
 LEGEND = "(overlap: of the weights that either keeps, the share that both keep; by chance: of masks drawn at random)"
 
@@ -136,7 +139,11 @@ def _overlap_table(rows: Sequence[Overlap]) -> None:
 def _write_comparison(paths: Sequence[Path], masks: Mapping[str, Masks], report: Path) -> None:
     if not all(path.is_dir() for path in paths):
         raise SynflowError("--report needs folders of `synflow prune`; a file of masks has no figures to show")
-    replace_text(report, comparison_page({str(path): open_run(path).facts() for path in paths}, masks))
+    text = comparison_page({str(path): open_run(path).facts() for path in paths}, masks)
+    if (report.parent / MANIFEST).is_file():
+        replace_text(report, text)
+    else:
+        write_bytes(report, text.encode())
 
 
 def _masks_of(path: Path) -> Masks:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..compaction.files import FILES as COMPACT_FILES
+from ..compaction.files import OURS as COMPACT_OURS
 from ..errors import SynflowError
 from ..masks.files import load_masks, save_masks
 from ..masks.results import Masks, StepRecord
@@ -26,15 +26,11 @@ from ..reporting.page import page
 from ..reporting.stored_facts import STEP, facts_from
 from ..support import folders
 from ..support.json_files import check_form, json_text, read_json
+from .run_files import ABOUT, CERTIFICATE, FACTS, FORMAT, MASKS, OURS, REPORT, RUN, WEIGHTS, WRITTEN
 
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
-RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
-CERTIFICATE, FACTS, REPORT = "certificate.json", "facts.json", "report.html"
-COMPACT, BENCH = "compact", "bench.json"
-OURS = (RUN, WEIGHTS, MASKS, CERTIFICATE, FACTS, REPORT, BENCH)
-FORMAT = 1
-ABOUT = {"model": str, "input": [str], "classes": (int, type(None)), "seed": int, "pruning": dict}
+COMPACT = "compact"
 # The most outputs a stored network may name: more than any data set has classes, few enough to build.
 MOST_CLASSES = 10**6
 # The most inputs, and numbers in all of them, that a stored network may name: a batch of one is far below.
@@ -81,6 +77,7 @@ def check_free(folder: Path, force: bool = False) -> None:
         raise SynflowError(f"{folder} is there already and is not empty; choose another --out, or replace it: --force")
     if not (folder / RUN).is_file():
         raise SynflowError(f"{folder} holds something else than a pruned network, so --force does not replace it")
+    folders.refuse_foreign(folder, WRITTEN, OURS)
 
 
 def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, facts: Facts, command: str) -> None:
@@ -96,7 +93,7 @@ def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, fact
     writers = {name: partial(_write_text, text) for name, text in texts.items()}
     writers[WEIGHTS] = partial(save_weights, source.model)
     writers[MASKS] = partial(save_masks, masks)
-    folders.write(folder, writers, OURS, stale={COMPACT: COMPACT_FILES})
+    folders.write(folder, writers, OURS, stale={COMPACT: COMPACT_OURS})
 
 
 def _write_text(text: str, path: Path) -> None:

@@ -21,12 +21,13 @@ from ..inference.onnx import export_onnx
 from ..masks.attach import attach
 from ..models.sources import Source
 from ..reporting.facts import plain_benchmark, plain_compaction
-from ..support.folders import is_free
+from ..support.folders import is_free, refuse_foreign
 from ..support.numbers import bytes_text, seconds_text
 from .bench_options import Timed
 from .interrupts import told_how_far
 from .output import print_json, progress, say, say_wrapped, table, watched
-from .runs import BENCH, COMPACT, Run, next_command, open_run, rebuild, refresh_report, replace_text
+from .run_files import BENCH, OURS
+from .runs import COMPACT, Run, next_command, open_run, rebuild, refresh_report, replace_text
 
 __all__ = ["run_bench", "run_compact", "run_export"]
 
@@ -62,6 +63,7 @@ def run_compact(folder: Path, model: str | None, force: bool, json: bool) -> Non
 def run_bench(folder: Path, model: str | None, timed: Timed, json: bool) -> None:
     """Time the networks, and put the figures into the report."""
     run = open_run(folder)
+    refuse_foreign(folder, (BENCH,), OURS)
     source = rebuild(run, model)
     with told_how_far():
         result = bench_model(

@@ -30,7 +30,7 @@ from ..support.json_files import read_json
 from .cut.surgery import Kept, shrink, tensors
 from .result import Compaction, Stayed, compaction_of
 
-__all__ = ["FILES", "load_compact", "save_compact"]
+__all__ = ["FILES", "OURS", "load_compact", "save_compact"]
 
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
@@ -67,12 +67,27 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
     if masks:
         writers[_MASKS] = partial(_write, partial(save_masks, masks), sums, _MASKS)
     writers[_RECORD] = lambda path: path.write_text(json.dumps(about, indent=1) + "\n")  # last: sums are known
-    folders.write(folder, writers, FILES)
+    folders.write(folder, writers, OURS)
 
 
 def _write(writer: folders.Writer, sums: dict[str, str], name: str, path: Path) -> None:
     writer(path)
     sums[name] = folders.digest(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Did an earlier version, which wrote no manifest, write this file? The record lists the others by checksum."""
+    try:
+        about = read_json(path.with_name(_RECORD))
+    except SynflowError:
+        return False
+    sums = about.get("sha256")
+    if about.get("format") != FORMAT or not isinstance(sums, dict) or not isinstance(about.get("compaction"), dict):
+        return False
+    return path.name == _RECORD or sums.get(path.name) == folders.digest(path)
+
+
+OURS: folders.Ours = dict.fromkeys(FILES, _is_ours)
 
 
 def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:

@@ -3,6 +3,9 @@
 `manifest.json` lists the files that synflow wrote, with a checksum each. A write puts all new files under temporary
 names and then replaces the manifest, which names them: from then on the new files count. Renaming them is repeatable,
 so whoever opens the folder after a crash finishes it. A crash before that leaves the old files as they were.
+
+Earlier versions kept no manifest. What lies in such a folder under a name of ours may as well be the user's own file,
+so each name has a test that tells by the contents whether synflow wrote it; only what passes is replaced.
 """
 
 from __future__ import annotations
@@ -26,25 +29,25 @@ try:
 except ImportError:  # not on Windows; there two processes must not write to one folder at the same time
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MANIFEST", "Writer", "check", "digest", "is_free", "remove", "settle", "update", "write"]
+__all__ = [
+    "MANIFEST", "Ours", "Writer", "check", "digest", "is_free", "refuse_foreign", "remove", "settle", "update", "write",
+]  # fmt: skip
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _TEMPORARY = re.compile(r"\.synflow-[0-9a-f]{16}(\.[a-z]+)?")
 Writer = Callable[[Path], object]
+Ours = Mapping[str, Callable[[Path], bool]]
 
 
 def write(
-    folder: Path,
-    writers: Mapping[str, Writer],
-    ours: Collection[str],
-    stale: Mapping[str, Collection[str]] | None = None,
-) -> None:
+    folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours] | None = None
+) -> None:  # fmt: skip
     """Make the named files of a folder those that the writers write; other files of the user stay.
 
-    `ours` are all names that synflow may write there: what an earlier version, which kept no manifest, left under them
-    is replaced too. `stale` maps folders inside, which were made from the old files, to what synflow may have written
-    there: it is removed.
+    `ours` are all names that synflow may write there, each with a test of whether a file that no manifest lists is one
+    of an earlier version. `stale` maps folders inside, which were made from the old files, to what synflow may have
+    written there: it is removed.
     """
     folder = Path(os.path.realpath(folder))
     try:
@@ -64,13 +67,9 @@ def write(
         raise unwritable(folder, cause) from cause
 
 
-def _replace(
-    folder: Path, writers: Mapping[str, Writer], ours: Collection[str], stale: Mapping[str, Collection[str]]
-) -> None:
-    old = _listed(folder, ours)
-    foreign = [name for name in writers if old is not None and name not in old and (folder / name).exists()]
-    if foreign:
-        raise SynflowError(f"{folder / foreign[0]} was not written by synflow; move it away, or choose another folder")
+def _replace(folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours]) -> None:
+    refuse_foreign(folder, writers, ours)
+    gone = _written(folder, ours, set(ours) - set(writers))
     pending: dict[str, str] = {}
     for name, writer in writers.items():
         pending[name] = f".synflow-{secrets.token_hex(8)}{Path(name).suffix}"
@@ -82,19 +81,44 @@ def _replace(
         remove(folder / inner, names)
     _save(folder, sums, pending)
     _finish(folder, ours)
-    for name in set(ours if old is None else old) - set(writers):
-        path = folder / name
-        if path.is_file() and (old is None or digest(path) == old[name]):  # a file that the user has changed stays
-            path.unlink()
+    for name in gone:
+        (folder / name).unlink()
 
 
-def update(path: Path, data: bytes, ours: Collection[str]) -> None:
-    """Replace one file of a folder and its checksum, or add it; without a manifest just write it."""
+def refuse_foreign(folder: Path, names: Collection[str], ours: Ours) -> None:
+    """Refuse a folder in which files of the user have names that synflow is about to write."""
+    listed = _listed(folder, ours)
+    known = _written(folder, ours, names) if listed is None else listed
+    foreign = [name for name in names if name not in known and os.path.lexists(folder / name)]
+    if foreign:
+        were, them = ("was", "it") if len(foreign) == 1 else ("were", "them")
+        rest = "".join(f", {name}" for name in foreign[1:])
+        raise SynflowError(
+            f"{folder / foreign[0]}{rest} {were} not written by synflow; move {them} away, or choose another folder"
+        )
+
+
+def _written(folder: Path, ours: Ours, names: Collection[str]) -> set[str]:
+    """Those of the named files that synflow wrote and nobody has changed since, as far as contents can tell."""
+    sums = _listed(folder, ours)
+    there = [name for name in names if (folder / name).is_file()]
+    if sums is None:
+        return {name for name in there if ours[name](folder / name)}
+    return {name for name in there if name in sums and digest(folder / name) == sums[name]}
+
+
+def update(path: Path, data: bytes, ours: Ours) -> None:
+    """Replace one file of a folder and its checksum, or add it; without a manifest just write it.
+
+    A file of the user under a name of ours is refused.
+    """
     folder = Path(os.path.realpath(path.parent))
-    if path.name not in ours or not (folder / MANIFEST).is_file():
-        write_bytes(path, data)
-        return
     try:
+        if path.name in ours:
+            refuse_foreign(folder, (path.name,), ours)
+        if path.name not in ours or not (folder / MANIFEST).is_file():
+            write_bytes(path, data)
+            return
         with _locked(folder):
             _finish(folder, ours)
             sums = _listed(folder, ours) or {}
@@ -138,12 +162,12 @@ def is_free(folder: Path) -> bool:
     return not folder.exists() or all(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir())
 
 
-def remove(folder: Path, ours: Collection[str]) -> None:
+def remove(folder: Path, ours: Ours) -> None:
     """Remove the files that synflow wrote to a folder, and the folder if nothing else is in it."""
     if not folder.is_dir():
         return
-    sums = _listed(folder, ours)
-    for name in (*(ours if sums is None else sums), MANIFEST):
+    listed = _listed(folder, ours) is not None
+    for name in _written(folder, ours, ours) | ({MANIFEST} if listed else set()):
         (folder / name).unlink(missing_ok=True)
     _sweep(folder)
     with contextlib.suppress(OSError):

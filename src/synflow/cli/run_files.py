@@ -1,0 +1,63 @@
+"""The names of the files in a folder of `synflow prune`, and how to tell that synflow wrote one of them.
+
+The folder's manifest tells. Folders of earlier versions have none: there the contents of a file must be what those
+versions wrote under its name, or it counts as a file of the user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+
+from ..errors import SynflowError
+from ..masks.files import load_masks
+from ..support import folders
+from ..support.json_files import MAYBE_NUMBER, read_json
+from .own_files import has_form, is_page
+
+__all__ = [
+    "ABOUT", "BENCH", "CERTIFICATE", "FACTS", "FORMAT", "MASKS", "OURS", "REPORT", "RUN", "WEIGHTS", "WRITTEN",
+]  # fmt: skip
+
+RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
+CERTIFICATE, FACTS, REPORT, BENCH = "certificate.json", "facts.json", "report.html", "bench.json"
+WRITTEN = (RUN, WEIGHTS, MASKS, CERTIFICATE, FACTS, REPORT)
+FORMAT = 1
+ABOUT = {"model": str, "input": [str], "classes": (int, type(None)), "seed": int, "pruning": dict}
+
+
+def _is_run(path: Path) -> bool:
+    return has_form(ABOUT)(path) and read_json(path).get("format") == FORMAT
+
+
+def _is_masks(path: Path) -> bool:
+    try:
+        load_masks(path)
+    except SynflowError:
+        return False
+    return True
+
+
+def _is_weights(path: Path) -> bool:
+    """Weights have no mark of their own: they are ours if the masks beside them are, and are masks of them."""
+    masks = path.with_name(MASKS)
+    if not _is_run(path.with_name(RUN)) or not _is_masks(masks):
+        return False
+    try:
+        with safetensors.safe_open(path, "pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError):
+        return False
+    return all(shapes.get(name) == tuple(mask.shape) for name, mask in load_masks(masks).items())
+
+
+OURS: folders.Ours = {
+    RUN: _is_run,
+    WEIGHTS: _is_weights,
+    MASKS: _is_masks,
+    CERTIFICATE: has_form({"compression": MAYBE_NUMBER, "connected": bool, "kept": int, "total": int, "steps": list}),
+    FACTS: has_form({"title": str, "about": dict, "certificate": dict, "layers": list}),
+    REPORT: is_page,
+    BENCH: has_form({"timings": list, "sizes": list, "settings": dict}),
+}
