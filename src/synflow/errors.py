@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MissingExtraError", "PruningInterrupt", "SynflowError", "choose", "named", "need", "similar"]
+__all__ = [
+    "MissingExtraError", "PruningInterrupt", "SynflowError", "brief", "check_flag", "check_function", "choose", "named",
+    "need", "similar",
+]  # fmt: skip
 
 
 class SynflowError(ValueError):
@@ -49,18 +53,64 @@ def need(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(f"this needs {package!r}; install it with: pip install 'synflow[{extra}]'") from cause
 
 
-def choose(kind: str, name: object, table: dict[str, Any]) -> Any:
-    """Look a name up in a table; a callable stands for itself, an unknown name lists the choices.
+def choose(kind: str, name: object, table: dict[str, Any], form: str) -> Any:
+    """Look a name up in a table; a function of this form stands for itself, an unknown name lists the choices.
 
-    >>> choose("score", "synflo", {"synflow": 1, "snip": 2})
+    >>> choose("score", "synflo", {"synflow": 1, "snip": 2}, "(network, ...) -> ...")
     Traceback (most recent call last):
-    synflow.errors.SynflowError: no score 'synflo'; choose from snip, synflow, or pass a callable
+    synflow.errors.SynflowError: no score 'synflo'; choose from snip, synflow, or pass a function (network, ...) -> ...
     """
+    others = f"choose from {', '.join(sorted(table))}, or pass a function {form}"
     if callable(name):
+        check_function(kind, name, form, f"; {others}")
         return name
     if isinstance(name, str) and name in table:
         return table[name]
-    raise SynflowError(f"no {kind} {name!r}; choose from {', '.join(sorted(table))}, or pass a callable")
+    raise SynflowError(f"no {kind} {brief(name)}; {others}")
+
+
+def check_function(what: str, value: object, form: str, way_out: str = "") -> None:
+    """Refuse anything but a function, or an object that is called like one, that takes the arguments of the form.
+
+    >>> check_function("score", lambda network: {}, "(network, masks) -> scores")
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: score must be a function (network, masks) -> scores, got <lambda> with other arguments
+    """
+    if not callable(value):
+        raise SynflowError(f"{what} must be a function {form}, got {brief(value)}{way_out}")
+    name = getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, type):
+        raise SynflowError(f"{what} must be a function {form}, got the class {name} itself{way_out}")
+    arguments = form.split(")")[0].split(",")
+    try:
+        # A module is called by its forward; the signature of its __call__ tells nothing.
+        inspect.signature(getattr(value, "forward", value)).bind(*arguments)
+    except TypeError:
+        raise SynflowError(f"{what} must be a function {form}, got {name} with other arguments{way_out}") from None
+    except ValueError:
+        return  # some built-in functions do not tell their arguments
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True and False.
+
+    >>> check_flag("progress", "yes")
+    Traceback (most recent call last):
+    synflow.errors.SynflowError: progress must be True or False, got 'yes'
+    """
+    if not isinstance(value, bool):
+        raise SynflowError(f"{name} must be True or False, got {brief(value)}")
+
+
+def brief(value: object) -> str:
+    """A value in one short line, for an error.
+
+    >>> brief([1, 2]), brief("x" * 100)
+    ('[1, 2]', 'a str')
+    """
+    text = repr(value)
+    name = type(value).__name__
+    return text if len(text) <= 60 and "\n" not in text else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def named(kind: str, name: str, table: Mapping[str, Any] | Iterable[str], others: str = "") -> None:

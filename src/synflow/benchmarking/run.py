@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tqdm.auto import tqdm
 from ..compaction import compact
 from ..compaction.cut.surgery import tensors
 from ..compaction.record.tape import tensors_in
-from ..errors import SynflowError, need
+from ..errors import check_flag, check_function, need
 from ..inference.folded_norms import for_inference
 from ..inference.onnx import export_onnx, feeds, onnx_session
 from ..masks.attach import attach, bake
@@ -34,6 +33,7 @@ from ..support.memory import peak_memory
 from ..support.memory_format import images_channels_last
 from ..support.private_torch import pytree
 from ..support.torch_modes import with_gradients
+from .checks import check_counts, check_runs
 from .results import Benchmark, Size, Timing
 
 __all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
@@ -74,14 +74,17 @@ def bench(
     lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
     form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
     """
-    _check_counts(repeats, warmup, threads, train_batches, inference_batches)
-    if loss is not None and not callable(loss):
-        raise SynflowError(f"loss must be a function of the model's outputs, got {loss!r}")
+    check_counts(repeats, warmup, threads, train_batches, inference_batches)
+    check_flag("progress", progress)
+    if loss is not None:
+        check_function("loss", loss, "(outputs) -> tensor")
     if openvino:
         need("openvino", extra="openvino")  # before anything is measured
     with _threads(threads):
         variants = _variants(model, masks, example, small, channels_last)
         device = next(model.parameters()).device
+        for name, variant in variants.items():
+            check_runs(name, variant, move(example, device), loss or _mean_square)
         inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
         with tempfile.TemporaryDirectory() as folder:
             files = {}
@@ -113,17 +116,6 @@ def bench(
             "compile": compile, "repeats": repeats, "torch": str(torch.__version__),
         }  # fmt: skip
     return Benchmark(tuple(timings), tuple(sizes.values()), peaks, settings)
-
-
-def _check_counts(repeats: Any, warmup: Any, threads: Any, *batches: Any) -> None:
-    own = 1 if threads is None else threads
-    for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("threads", own, 1)):
-        if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
-            raise SynflowError(f"{name} must be at least {least}, a whole number, got {count!r}")
-    for sizes in batches:
-        whole = isinstance(sizes, Sequence) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in sizes)
-        if not whole or any(size < 1 for size in sizes):
-            raise SynflowError(f"batch sizes must be a list of whole numbers of at least 1, got {sizes!r}")
 
 
 def _variants(

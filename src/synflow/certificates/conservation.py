@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..flow.measure import Measurement, measure
 from ..flow.passes import PassOptions
-from ..masks.checks import check_mapping
+from ..masks.checks import check_mapping, full_masks
 from ..network.private_copy import Network, open_network
 from ..network.selection import Select
 from ..support.torch_modes import with_gradients
@@ -61,7 +61,8 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
     """
     if masks is not None:
         check_mapping(masks)
-    return conservation_of(open_network(model, example, select=_named(masks)), masks)
+    network = open_network(model, example, select=_named(masks))
+    return conservation_of(network, None if masks is None else full_masks(masks, network.weights))
 
 
 def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:

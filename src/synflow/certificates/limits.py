@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import SynflowError, choose
+from ..errors import SynflowError, brief, choose
 from ..flow.paths import connected, least_for_path
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
 from ..network.selection import Select
+from ..pruning.checks import checked_steps
 from ..pruning.loop import prune
-from ..pruning.schedules import Schedule
-from ..pruning.scopes import SCOPES, Scope
-from ..pruning.scores import SCORES, Score, traits_of
+from ..pruning.schedules import SCHEDULE_FORM, SCHEDULES, Schedule
+from ..pruning.scopes import SCOPE_FORM, SCOPES, Scope
+from ..pruning.scores import SCORE_FORM, SCORES, Score, traits_of
 from ..pruning.settings import open_for
 from ..pruning.skeleton import Skeleton, short_path
 from ..support.chunked import count
@@ -134,16 +136,21 @@ def critical_compression(
     has no weight. Single-shot methods are scored once and bisected to the weight; iterative ones are run for each
     trial, until the answer is known within `tolerance` (relative). Flow scores run without their guard.
     """
-    if collapse not in ("disconnected", "empty_layer"):
-        raise SynflowError(f"no collapse {collapse!r}; choose from disconnected, empty_layer")
-    function: Score = choose("score", score, SCORES)
+    if not isinstance(collapse, str) or collapse not in ("disconnected", "empty_layer"):
+        raise SynflowError(f"no collapse {brief(collapse)}; choose from disconnected, empty_layer")
+    if not isinstance(tolerance, Real) or not 0 <= tolerance < 1:
+        raise SynflowError(f"tolerance must be a number from 0 to below 1, got {brief(tolerance)}")
+    steps = checked_steps(steps)
+    function: Score = choose("score", score, SCORES, SCORE_FORM)
+    allocate: Scope = choose("scope", scope, SCOPES, SCOPE_FORM)
+    if schedule is not None:
+        choose("schedule", schedule, SCHEDULES, SCHEDULE_FORM)
     options: dict[str, Any] = dict(data=data, loss=loss, select=select, protect=protect, seed=seed)
     network = open_for(model, example, score, **options)
     options["data"] = network.batches if data is not None else None
     number = steps if steps is not None else traits_of(function).steps
     if number == 1:
         scores = function(network, None)
-        allocate: Scope = choose("scope", scope, SCOPES)
         everything = {name: torch.ones_like(w, dtype=torch.bool) for name, w in network.weights.items()}
 
     def survives(keep: int) -> bool:

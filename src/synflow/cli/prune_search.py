@@ -20,7 +20,7 @@ from ..errors import SynflowError, choose
 from ..masks.results import Masks
 from ..network.flops import flops
 from ..pruning.loop import prune as prune_model
-from ..pruning.scores import SCORES, traits_of
+from ..pruning.scores import SCORE_FORM, SCORES, traits_of
 from .prune_speedup import Speed
 
 __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
@@ -113,7 +113,8 @@ def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: boo
     It goes on only with a score that takes many steps by default, if the user set neither steps nor schedule.
     """
     steps, schedule, score = settings["steps"], settings["schedule"], settings["score"]
-    many = traits_of(choose("score", score, SCORES)).steps > 1 and steps is None and schedule == "exponential"
+    function = choose("score", score, SCORES, SCORE_FORM)
+    many = traits_of(function).steps > 1 and steps is None and schedule == "exponential"
 
     def follow(start: float, end: float, masks: Masks | None) -> Masks:
         options = {**settings, "steps": max(1, math.ceil((end - start) / STRIDE))}

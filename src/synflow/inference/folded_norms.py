@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import BATCH_NORMS
 from ..compaction.verify import DifferenceError, compare, double
-from ..errors import SynflowError
+from ..errors import SynflowError, check_flag
 from ..masks.attach import bake
 from ..network.private_copy import whole_copy
 from ..support import memory_format
@@ -65,6 +65,8 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
       (2): ReLU()
     )
     """
+    check_flag("channels_last", channels_last)
+    check_flag("freeze", freeze)
     ready = whole_copy(model)
     bake(ready)
     vars(ready).pop("compaction", None)  # folded weights can't be expanded or saved as a compact network's

@@ -41,7 +41,8 @@ def build(
     >>> build("resnet18", classes=1000, input_shape=(3, 224, 224)).stem[0]
     Conv2d(3, 64, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)
     """
-    model: nn.Module = choose("model", name, MODELS)(classes, tuple(input_shape), **options)
+    factory = name if callable(name) else choose("model", name, MODELS, "(classes, input_shape) -> model")
+    model: nn.Module = factory(classes, tuple(input_shape), **options)
     _initialise(model)
     return model
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from ..errors import SynflowError
+from ..errors import SynflowError, brief, check_function
 from ..support.private_torch import (
     SpectralNormHook,
     SpectralNormParametrization,
@@ -56,6 +56,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
         wanted = _default_names(model)
         chosen = {name: p for name, p in parameters.items() if name in wanted}
     elif callable(select):
+        check_function("select", select, "(name, parameter) -> bool", ", or a pattern of names, or a list of them")
         chosen = {name: p for name, p in parameters.items() if select(name, p)}
     else:
         names = _matching(parameters, select, "select", rank=2)
@@ -186,13 +187,13 @@ def _matching(
     parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str, rank: int = 0
 ) -> set[str]:
     """The names that patterns match; where one matches parameters of at least this rank, only these."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    patterns = list(patterns) if isinstance(patterns, Iterable) else [patterns]
-    if not all(isinstance(pattern, str) for pattern in patterns):
+    single = isinstance(patterns, (str, Tensor)) or not isinstance(patterns, Iterable)
+    given: list[Any] = [patterns] if single else list(patterns)
+    if not all(isinstance(pattern, str) for pattern in given):
         also = ", or a function (name, parameter) -> bool" if option == "select" else ""
-        raise SynflowError(f"{option} takes a pattern of names or a list of them{also}, got {patterns!r}")
+        raise SynflowError(f"{option} takes a pattern of names or a list of them{also}, got {brief(patterns)}")
     matched: set[str] = set()
-    for pattern in patterns:
+    for pattern in given:
         hits = {name for name in parameters if any(fnmatchcase(path, pattern) for path in _paths(name))}
         if not hits:
             examples = ", ".join(list(parameters)[:3])

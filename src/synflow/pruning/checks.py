@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import SynflowError
+from ..errors import SynflowError, brief, check_function
 from ..flow.dispatch import NoRuleError
 from ..flow.paths import connected, fewest_weights, least_for_path, shortest_path, single_length
 from ..network.private_copy import Network
@@ -20,29 +20,37 @@ from .skeleton import short_path
 FEW = 64
 # A skeleton has a few weights per layer: down to this many per layer a balanced run is led by none until it needs one.
 TIGHT = 8
+# The most steps that a run may ask for: more than networks of any size profit from, and a typing error is told at once.
+MOST_STEPS = 10**6
 
 
 def check_kinds(loss: Any, data: Any) -> None:
     """Refuse what is not of the kind that a setting takes."""
-    if not callable(loss):
-        raise SynflowError(f"loss must be a function (outputs, targets) -> tensor, got {loss!r}")
-    if data is not None and not isinstance(data, Iterable):
-        raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {data!r}")
+    check_function("loss", loss, "(outputs, targets) -> tensor")
+    if data is not None and (isinstance(data, (str, bytes, Mapping, Tensor)) or not isinstance(data, Iterable)):
+        raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {brief(data)}")
 
 
 def checked_numbers(steps: Any, margin: Any, seed: Any) -> tuple[int | None, float, int]:
     """The same as plain numbers of Python; those of NumPy are taken, too."""
-    if steps is not None and (not _is_whole(steps) or steps < 1):
-        raise SynflowError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not _is_number(margin) or not 0 < margin < 1:
-        raise SynflowError(f"margin must lie between 0 and 1, got {margin!r}")
-    return None if steps is None else int(steps), float(margin), checked_seed(seed)
+        raise SynflowError(f"margin must lie between 0 and 1, got {brief(margin)}")
+    return checked_steps(steps), float(margin), checked_seed(seed)
+
+
+def checked_steps(steps: Any) -> int | None:
+    """A number of steps, or None: as many as the score usually takes."""
+    if steps is not None and (not _is_whole(steps) or steps < 1):
+        raise SynflowError(f"steps must be a whole number of at least 1, got {brief(steps)}")
+    if steps is not None and steps > MOST_STEPS:
+        raise SynflowError(f"steps must be at most {MOST_STEPS:,}, got {brief(steps)}")
+    return None if steps is None else int(steps)
 
 
 def checked_seed(seed: Any) -> int:
     """A seed that torch takes."""
     if not _is_whole(seed):
-        raise SynflowError(f"seed must be a whole number, got {seed!r}")
+        raise SynflowError(f"seed must be a whole number, got {brief(seed)}")
     if not -(2**63) <= seed < 2**63:
         raise SynflowError(f"seed must fit into 64 bits, got {seed!r}")
     return int(seed)
@@ -62,10 +70,10 @@ def target_density(compression: Any, density: Any) -> float:
         raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
     if compression is not None:
         if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
-            raise SynflowError(f"compression must be at least 1 (100 keeps one weight in 100), got {compression!r}")
+            raise SynflowError(f"compression must be at least 1 (100 keeps one in 100), got {brief(compression)}")
         return 1.0 / float(compression)
     if not _is_number(density) or not 0 < density <= 1:
-        raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {density!r}")
+        raise SynflowError(f"density is the share of weights that stays, above 0 and at most 1, got {brief(density)}")
     return float(density)
 
 

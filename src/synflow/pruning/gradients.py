@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..errors import SynflowError
+from ..errors import SynflowError, brief, check_function
 from ..flow.measure import cast_rest
 from ..network.private_copy import Network, isolated, restoring
 from ..support.memory import give_back
@@ -124,6 +124,12 @@ def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights)
     >>> saliency(lambda w: (w["a"] * w["b"]).sum(), {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
     {'a': tensor([6.]), 'b': tensor([6.])}
     """
+    check_function("objective", objective, "(weights) -> tensor")
+    if not isinstance(weights, Mapping) or not all(isinstance(w, Tensor) for w in weights.values()):
+        raise SynflowError(f"weights must be a dict of tensors by name, got {brief(weights)}")
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise SynflowError(f"{name}: weights are floating-point numbers, got {weight.dtype}")
     with torch.enable_grad():
         leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
         value = objective(leaves)

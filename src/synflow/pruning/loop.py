@@ -20,7 +20,7 @@ from .allocation import allocate
 from .flow_loop import flow_steps
 from .live_layers import tell_given_up
 from .schedules import certified
-from .scores import SCORES, Score
+from .scores import SCORE_FORM, SCORES, Score
 from .settings import PruningRun, checked_run, open_for, with_settings
 
 
@@ -81,7 +81,7 @@ def score(
     >>> print(score(model, torch.zeros(1, 2))["weight"])
     tensor([[3., 3.]])
     """
-    function: Score = choose("score", score, SCORES)
+    function: Score = choose("score", score, SCORES, SCORE_FORM)
     network = open_for(model, example, score, select, protect, data, loss, seed)
     given = None if masks is None else full_masks(masks, network.weights)
     return function(network, given)

@@ -44,6 +44,7 @@ def certified(step: int, steps: int, density: float) -> float:
     return density
 
 
+SCHEDULE_FORM = "(step, steps, density) -> density"
 SCHEDULES: dict[str, Schedule] = {
     "exponential": exponential,
     "linear": linear,

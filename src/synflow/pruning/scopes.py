@@ -74,6 +74,7 @@ def smart_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], 
     return _by_shares(scores, candidates, keep, shares)
 
 
+SCOPE_FORM = "(scores, candidates, keep) -> masks"
 SCOPES: dict[str, Scope] = {
     "global": global_scope,
     "layer": layer_scope,

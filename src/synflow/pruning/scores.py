@@ -208,6 +208,7 @@ def _times_weights(network: Network, masks: Mapping[str, Tensor] | None, factors
     return {name: factor.mul_(weights[name]) for name, factor in factors.items()}
 
 
+SCORE_FORM = "(network, masks) -> scores"
 SCORES: dict[str, Score] = {
     "balanced": balanced,
     "force": force,

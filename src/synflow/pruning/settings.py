@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._version import __version__
-from ..errors import SynflowError, choose
+from ..errors import SynflowError, brief, check_flag, choose
 from ..flow.paths import cuts, has_branches
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
@@ -30,9 +30,9 @@ from .checks import (
     target_density,
 )
 from .engine import Engine, EngineSettings, engine_named
-from .schedules import SCHEDULES, Schedule, certified, exponential
-from .scopes import SCOPES, Scope, global_scope
-from .scores import SCORES, Score, Traits, traits_of
+from .schedules import SCHEDULE_FORM, SCHEDULES, Schedule, certified, exponential
+from .scopes import SCOPE_FORM, SCOPES, Scope, global_scope
+from .scores import SCORE_FORM, SCORES, Score, Traits, traits_of
 from .skeleton import Skeleton, find_skeleton
 
 P = ParamSpec("P")
@@ -133,13 +133,14 @@ def checked_run(
     engine: "fast", or "plain": Algorithm 1 as the paper writes it down, slower, with the same masks in float64.
     progress: show a progress bar.
     """
-    function: Score = choose("score", score, SCORES)
-    fall: Schedule = choose("schedule", exponential if schedule is None else schedule, SCHEDULES)
-    where: Scope = choose("scope", scope, SCOPES)
+    function: Score = choose("score", score, SCORES, SCORE_FORM)
+    fall: Schedule = choose("schedule", exponential if schedule is None else schedule, SCHEDULES, SCHEDULE_FORM)
+    where: Scope = choose("scope", scope, SCOPES, SCOPE_FORM)
     engine_named(engine)
+    check_flag("progress", progress)
     steps, margin, seed = checked_numbers(steps, margin, seed)
     if guard is not None and not isinstance(guard, bool):
-        raise SynflowError(f"guard must be True, False or None (by the score), got {guard!r}")
+        raise SynflowError(f"guard must be True, False or None (by the score), got {brief(guard)}")
     traits = traits_of(function)
     is_flow = traits.flow_power is not None
     guarded = is_flow if guard is None else bool(guard)
