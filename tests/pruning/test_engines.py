@@ -95,8 +95,8 @@ class SideBySide:
     def removal(self, masks, scores):
         return Pair(self.plain.removal(masks, scores.plain), self.fast.removal(masks, scores.fast))
 
-    def live_layers(self, exact=True):
-        plain, fast = self.plain.live_layers(exact), self.fast.live_layers(exact)
+    def live_layers(self):
+        plain, fast = self.plain.live_layers(), self.fast.live_layers()
         assert plain == fast
         return plain
 

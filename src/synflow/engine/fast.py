@@ -90,6 +90,8 @@ class FastEngine:
         self._measuring = Measuring(settings, self.thresholds, self._fallbacks, records, self._loops is not None)
         folded = self._measuring.try_to_fold(network, self.magnitudes)
         self._last: FastScores | None = None if folded is None else self._scores(*folded)
+        self._alive = frozenset(self.magnitudes)  # the layers that were last found alive
+        self._starts_beside = False  # whether something beside the inputs was found to start a flow
 
     @property
     def measurements(self) -> int:
@@ -172,21 +174,23 @@ class FastEngine:
         return FastRemoval(self.count - count(masks), total, scores, masks=dict(masks))
 
     @without_autocast
-    def live_layers(self, exact: bool = True) -> frozenset[str]:
+    def live_layers(self) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output.
 
-        Where only inputs start a flow, these are the layers that have any; elsewhere, and where a flow may have
-        underflowed, paths are followed in the booleans.
+        Where only inputs start a flow, these are the layers that have any, unless a flow has underflowed: that is ruled
+        out if no layer has died since the last answer. Else, paths are followed in the booleans.
         """
-        scores = self.measure()
-        if not (scores.flow.had_shifts or scores.flow.loose):
+        if not self._starts_beside:
+            scores = self.measure()
+            self._starts_beside = scores.flow.had_shifts or scores.flow.loose
             alive = frozenset(name for name, flow in scores.layer_flows.items() if flow > 0)
-            if not exact or len(alive) == len(self.magnitudes):
+            if not self._starts_beside and alive == self._alive:
                 return alive
         flow, gradients = self._measuring.anew(self._cut.network, self.magnitudes, BOOLEANS)
-        if not (flow.value > 0 and flow.input_reached):
-            return frozenset()
-        return frozenset(name for name, part in gradients.items() if part.flow is not None and float(part.flow) > 0)
+        reached = flow.value > 0 and flow.input_reached
+        flows = {name: part.flow for name, part in gradients.items() if reached and part.flow is not None}
+        self._alive = frozenset(name for name, flow in flows.items() if float(flow) > 0)
+        return self._alive
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
         """Go on with other masks of the whole network, which keep nothing that was pruned."""
@@ -227,10 +231,10 @@ class FastEngine:
 
     def _coming_back(self) -> Callable[[], None]:
         """What else is to be done when the weights of now are there again."""
-        before, recordings = (self.count, self._last, self._cut.outside), self._measuring.recordings
+        before, recordings = (self.count, self._last, self._cut.outside, self._alive), self._measuring.recordings
 
         def come_back() -> None:
-            self.count, self._last, self._cut.outside = before
+            self.count, self._last, self._cut.outside, self._alive = before
             self._measuring.weights_come_back(recordings)
 
         return come_back

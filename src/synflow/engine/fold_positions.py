@@ -19,8 +19,9 @@ from torch import Tensor
 from ..flow.dispatch import RULES, has_user_rule, read_attribute
 from ..flow.operation_names import ABOUT, ALIASES, RESHAPES_IN_PLACE
 from ..flow.passes import ByRule
-from ..flow.tensor import Flow, as_flow, fixed, flows, mapped
+from ..flow.tensor import Flow, as_flow, fixed, flows
 from ..support import windows
+from ..support.nested import mapped
 from .fallbacks import CannotServeError
 
 # For each row and each column of an image its kind: lines of a kind hold the same values.

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..errors import SynflowError
 from ..flow.measure import Measurement, measure
 from ..flow.passes import DEFAULT, PassOptions
-from ..flow.tensor import leaves
 from ..network.private_copy import Network, arguments
 from ..pruning.engine import EngineSettings
+from ..support.nested import leaves
 from .fallbacks import CannotServeError, Fallbacks
 from .pass_hooks import FastPass
 from .recording import recorded

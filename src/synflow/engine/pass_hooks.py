@@ -11,8 +11,9 @@ from torch import Tensor
 from ..errors import SynflowError
 from ..flow.measure import absolute, measure
 from ..flow.passes import ByRule
-from ..flow.tensor import Flow, as_flow, mapped
+from ..flow.tensor import Flow, as_flow
 from ..network.private_copy import Network
+from ..support.nested import mapped
 from . import fold_positions
 from .factored_gradient import FactoredGradient
 from .factored_layers import factored_layer, widened

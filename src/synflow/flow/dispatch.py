@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..support.nested import mapped
 from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
 from .advice import advice
 from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, WEIGHTED
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, anything, as_flow, fixed, flows, mapped, scaled
+from .tensor import Choice, Flow, anything, as_flow, fixed, flows, scaled
 
 Function: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Any]

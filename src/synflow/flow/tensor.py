@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ..support.nested import leaves
 
 # Rescale when the largest entry leaves 2**-16 .. 2**16: a product of three such factors, summed over any tensor that
 # fits in memory, stays far inside float32, and most operations need no extra pass.
@@ -132,27 +133,6 @@ def normalised(data: Tensor, exponent: int, degrees: Degrees | None = None) -> F
 def flows(arguments: Any) -> list[Flow]:
     """All flows inside nested arguments, in order."""
     return [leaf for leaf in leaves(arguments) if isinstance(leaf, Flow)]
-
-
-def leaves(tree: Any) -> list[Any]:
-    """What nested tuples, lists and dicts hold, in order; on the few arguments of an operation faster than pytree."""
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in leaves(item)]
-    if isinstance(tree, dict):
-        return [leaf for item in tree.values() for leaf in leaves(item)]
-    return [tree]
-
-
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same nested tuples, lists and dicts with a function applied to what they hold."""
-    kind = type(tree)
-    if kind is tuple or kind is list:
-        return kind([mapped(function, item) for item in tree])
-    if kind is dict:
-        return {key: mapped(function, item) for key, item in tree.items()}
-    if isinstance(tree, (tuple, list, dict)):
-        return pytree.tree_map(function, tree)
-    return function(tree)
 
 
 def common_exponent(items: Iterable[Flow]) -> int:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..support.nested import leaves, mapped
 from ..support.private_torch import modes_entered, pytree, set_gradients
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
@@ -186,7 +187,9 @@ class _Substitution(SafeMode):
     ) -> Any:
         if not self.entered:
             return func(*args, **(kwargs or {}))
-        args, kwargs = pytree.tree_map(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if any(id(leaf) in self.replaced for leaf in leaves((args, kwargs))):
+            args, kwargs = mapped(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
 
 

@@ -90,11 +90,8 @@ class Engine(Protocol):
     def removal(self, masks: Mapping[str, Tensor], scores: StepScores) -> Removal:
         """The removal that leaves the given masks of the whole network."""
 
-    def live_layers(self, exact: bool = True) -> frozenset[str]:
-        """The layers that have a weight on a path from an input to an output.
-
-        Not `exact`, a layer whose flow has underflowed may be missing: good enough to try a smaller removal.
-        """
+    def live_layers(self) -> frozenset[str]:
+        """The layers that have a weight on a path from an input to an output."""
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
         """Go on with other masks of the whole network, which keep nothing that was pruned."""

@@ -106,7 +106,7 @@ class PlainEngine:
         gone = {name: mask & ~masks[name] for name, mask in self._masks.items()}
         return PlainRemoval(count(gone), total_score(scores.scores, gone), dict(masks), gone)
 
-    def live_layers(self, exact: bool = True) -> frozenset[str]:  # noqa: ARG002
+    def live_layers(self) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output."""
         found = reach(self.network, self._nonzero(self._masks))
         return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))

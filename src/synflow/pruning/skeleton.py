@@ -18,10 +18,10 @@ from ..flow.passes import WITHOUT_SHIFTS, PassOptions
 from ..flow.paths import connected, cuts, fewest_weights, reach, repeats, shortest_path
 from ..masks.checks import full_masks
 from ..network.private_copy import Network
-from ..support.chunked import count
+from ..support.chunked import count, count_true
 from ..support.ranking import keep_best
 from .allocation import with_shield
-from .engine import Engine, EngineSettings, engine_named
+from .engine import Engine, EngineSettings, StepScores, engine_named
 
 # Weights are ranked by the flow from inputs alone, as paths are. Gates share it, so that no layer counts twice. Norms
 # normalise it, so that no branch has so little that its scores underflow.
@@ -49,7 +49,10 @@ class Skeleton:
         self._network = network
         self._engine = self._new_engine(masks)
         self.layers = self.needed = self._engine.live_layers()
+        # Layers that need a weight in any case, alive or not: their last weight is not tried.
+        self.filled: frozenset[str] = frozenset()
         self.given_up: list[str] = []
+        self._scores: StepScores | None = None
         self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         if not self._lives():
             raise SynflowError("no path leads from an input to an output, so there is no layer to keep alive")
@@ -73,6 +76,9 @@ class Skeleton:
         blocked, held = self._path, count(self._path)
         number = self.size
         while failures > 0:
+            if number == 1:
+                blocked = self._with_last_of_layers(blocked)
+                held = count(blocked)
             free = self.size - held
             room = min(free, self.size - (0 if rough else target))
             if room < 1:
@@ -87,7 +93,6 @@ class Skeleton:
                 return True
             if kept is not None and number == 1:
                 blocked = {name: blocked[name] | (mask & ~kept[name]) for name, mask in self.masks().items()}
-                held += 1
             number = max(number // 2, 1)
         return False
 
@@ -125,25 +130,39 @@ class Skeleton:
     def _new_engine(self, masks: Mapping[str, Tensor]) -> Engine:
         settings = EngineSettings(balanced=True, cuts=cuts(self._network))
         engine: Engine = engine_named("fast")(self._network, masks, settings)
+        self._scores = None
         return engine
+
+    def _with_last_of_layers(self, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The blocked weights, and those that are the last of a layer that has to have one."""
+        last = {n: mask for n, mask in self.masks().items() if n in self.needed | self.filled and count_true(mask) == 1}
+        return {name: mask | last[name] if name in last else mask for name, mask in blocked.items()}
+
+    def _measured(self, ahead: int = 0) -> StepScores:
+        """The scores of what is left; a removal that was undone has not changed them."""
+        if self._scores is None:
+            self._scores = self._engine.measure(FROM_INPUTS, ahead=ahead)
+        return self._scores
 
     def _without_lightest(self, number: int, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The masks without the lightest weights that are not blocked."""
-        scores = self._engine.measure(FROM_INPUTS)
-        return keep_best(with_shield(scores.whole(), blocked), self.masks(), self.size - number)
+        return keep_best(with_shield(self._measured().whole(), blocked), self.masks(), self.size - number)
 
     def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
         """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
-        scores = self._engine.measure(FROM_INPUTS, ahead=AHEAD if kept is None else 0)
+        scores = self._measured(ahead=AHEAD if kept is None else 0)
         going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
         undo = self._engine.remove(going)
         if self._lives():
+            self._scores = None
             return True
         undo()
         return False
 
     def _lives(self) -> bool:
         """Whether every needed layer is alive, and a path is left in any case."""
+        if not self.needed:
+            return connected(self._network, self.masks())
         live = self._engine.live_layers()
         return self.needed <= live and (bool(live) or connected(self._network, self.masks()))
 
@@ -171,6 +190,7 @@ class Skeleton:
             return False
         _, names, kept = best
         self._engine.remove(self._engine.removal(kept, self._engine.measure()))
+        self._scores = None
         self.needed -= set(names)
         self.given_up += names
         return True
@@ -268,6 +288,6 @@ def _short_path(network: Network, masks: dict[str, Tensor]) -> dict[str, Tensor]
         without = masks | {name: torch.zeros_like(masks[name])}
         masks = without if connected(network, without) else masks
     skeleton = Skeleton(network, masks)
-    skeleton.needed = frozenset()
+    skeleton.needed, skeleton.filled = frozenset(), frozenset(name for name, mask in masks.items() if bool(mask.any()))
     skeleton.thin_out()
     return min([*found, skeleton.masks()], key=count)

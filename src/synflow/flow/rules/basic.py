@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...support.nested import leaves, mapped
 from ..dispatch import Function, active_mode, findings, options, source
 from ..tensor import (
     Flow,
@@ -17,8 +18,6 @@ from ..tensor import (
     either,
     fixed,
     flows,
-    leaves,
-    mapped,
     normalised,
     saturated,
     scaled,

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...support.nested import leaves, mapped
 from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite
-from ..tensor import Choice, Flow, leaves, mapped
+from ..tensor import Choice, Flow
 from .basic import BLOCKING, add, homogeneous, product, rearranged
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...support.nested import leaves, mapped
 from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options, source
-from ..tensor import Flow, as_flow, either, fixed, flows, leaves, mapped, scaled
+from ..tensor import Flow, as_flow, either, fixed, flows, scaled
 from .basic import BLOCKING, by_name, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
