@@ -151,7 +151,8 @@ def _page(
     versions = {(result["about"]["torch"], result["about"]["threads"]) for result in results}
     reduced = "" if scale == "paper" and not settings else (
         f"**Reduced**: {scale} scale"
-        + (f", with {', '.join(f'{key}={value}' for key, value in settings.items())}" if settings else "") + ".\n\n"
+        + (f", with {', '.join(f'{key}={value}' for key, value in settings.items())}" if settings else "")
+        + f". {_not_reduced(name)}\n\n"
     )  # fmt: skip
     made = ", ".join(sorted(f"torch {torch}, {threads} thread{'s' * (threads > 1)}" for torch, threads in versions))
     lines = [
@@ -166,6 +167,19 @@ def _page(
     if command:
         lines.append(f"\n    {command}")
     return "\n".join(lines) + "\n"
+
+
+def _not_reduced(name: str) -> str:
+    """What a figure is made of at the paper's scale, so that a reader of a reduced one knows what is missing."""
+    configs = configs_of(name, "paper")
+    pairs = list(dict.fromkeys(f"{config.model} on {config.dataset}" for config in configs))
+    said = [", ".join(pairs) if len(pairs) <= 4 else f"{len(pairs)} pairs of a network and a data set"]
+    if EXPERIMENTS[name].trains:
+        said.append("all training images")
+        said.append(" or ".join(f"{epochs}" for epochs in sorted({c.recipe.epochs for c in configs})) + " epochs")
+    seeds = len({config.seed for config in configs})
+    said.append("one seed" if seeds == 1 else f"{seeds} seeds")
+    return f"The paper's scale is {', '.join(said)}: {len(configs):,} runs."
 
 
 def _setting(results: Sequence[Mapping[str, Any]]) -> str:

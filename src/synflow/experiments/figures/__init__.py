@@ -44,7 +44,9 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "fig1": Experiment("accuracy against compression, VGG-16 on CIFAR-100", fig1.configs, fig1.draw),
+    "fig1": Experiment(
+        "accuracy against compression, with each method's critical compression", fig1.configs, fig1.draw
+    ),
     "fig2": Experiment("weights kept per layer, VGG-19 at initialisation", fig2.configs, fig2.draw, trains=False),
     "fig3": Experiment("score into and out of each unit", fig3.configs, fig3.draw, trains=False),
     "fig4": Experiment("average score of a layer against its inverse size", fig4.configs, fig4.draw, trains=False),

@@ -11,10 +11,13 @@ from ..configs import Config, configured
 from ..sweeps import unique
 from .style import COLOURS, LABELS, MARKERS, METHODS, band, log_axis
 
-__all__ = ["Results", "accuracy_rows", "draw_panel", "methods_grid", "outcomes", "points"]
+__all__ = ["NO_PATH", "SPREAD", "Results", "accuracy_rows", "draw_panel", "methods_grid", "outcomes", "points"]
 
 Results = Sequence[Mapping[str, Any]]
 Point = tuple[float, float, float, float]
+# What marks in tables of accuracies mean.
+NO_PATH = "† no path from input to output was left in at least one run"
+SPREAD = "means over seeds; in brackets the lowest and the highest"
 
 
 def methods_grid(

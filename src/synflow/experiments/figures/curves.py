@@ -10,7 +10,7 @@ from typing import Any
 
 from ..configs import Config, configured
 from ..sweeps import unique
-from .accuracy import Results, points
+from .accuracy import NO_PATH, SPREAD, Results, points
 from .drawing import Drawing
 from .small import training_base
 from .style import PALETTE, band, canvas, log_axis, save
@@ -54,14 +54,16 @@ def draw_curves(
         for panel, (key, label) in zip(axes[0], keys, strict=True):
             for colour, (curve, mine) in zip(itertools.cycle(PALETTE), chosen.items(), strict=False):
                 found = points(results, mine, key)
+                cut = {x for x, *_ in points([r for r in results if r["outcome"].get("connected") is False], mine, key)}
                 band(panel, found, color=colour, marker="o", label=curve)
                 for x, mean, low, high in found:
                     row = table.setdefault(f"{curve}/{x}", {"variation": curve, "compression": f"10^{x:g}"})
-                    row[label] = f"{mean:.2f}" + ("" if low == high else f" ({low:.2f} to {high:.2f})")
+                    spread = "" if low == high else f" ({low:.2f} to {high:.2f})"
+                    row[label] = f"{mean:.2f}{spread}" + " †" * (x in cut)
             most = max((math.log10(r["config"]["compression"]) for r in results), default=1.0)
             log_axis(panel, 0, math.ceil(most))
             panel.set(xlabel="compression", ylabel=label)
         axes[0][0].set_title(title)
         axes[0][-1].legend(fontsize=8)
         paths = save(figure, folder, name)
-    return Drawing(tuple(paths), list(table.values()))
+    return Drawing(tuple(paths), list(table.values()), (NO_PATH, SPREAD))

@@ -1,4 +1,4 @@
-"""Figure 1: accuracy against compression, VGG-16 on CIFAR-100, with critical and maximum compression."""
+"""Figure 1: accuracy against compression with critical and maximum compression; published: VGG-16 on CIFAR-100."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..configs import Config, from_dict
 from ..methods import example_of, make_model
 from ..published import critical_log10
 from ..recipes import paper_recipe
-from .accuracy import Results, accuracy_rows, draw_panel, methods_grid
+from .accuracy import NO_PATH, SPREAD, Results, accuracy_rows, draw_panel, methods_grid
 from .drawing import Drawing
 from .fig6 import theirs
 from .small import training_base
@@ -62,7 +62,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         panel.set_title(f"{name}, {first.dataset}: arrows at critical compression")
         panel.legend(fontsize=8)
         paths = save(figure, folder, "fig1")
-    notes = [
+    notes = [NO_PATH, SPREAD]
+    notes += [
         f"critical compression of {LABELS[method]} (no layer empty): 10^{x:.2f}"
         + (f", published 10^{fmean(critical_log10()[method]):.2f}" if scale == "paper" else "")
         for method, x in arrows.items()

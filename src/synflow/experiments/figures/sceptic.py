@@ -11,7 +11,7 @@ from typing import Any
 
 from ..configs import Config, configured
 from ..sweeps import unique
-from .accuracy import Results
+from .accuracy import NO_PATH, Results
 from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
@@ -114,7 +114,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         "mask, and 20 to 40 kB for the structure",
         "seconds are of training and evaluation, not of pruning",
         "lines are Pareto fronts of means over seeds, dots are single runs; ± is the 95% interval over test images",
-        "† no path from input to output was left",
+        NO_PATH,
     )
     return Drawing(tuple(paths), table, notes)
 
