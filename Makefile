@@ -7,6 +7,8 @@ LOGGED := >>.venv/pip.log 2>&1 || { cat .venv/pip.log; exit 1; }
 
 # Two test workers with one thread each suit a small machine; raise it on a larger one: make test WORKERS=8
 WORKERS ?= 2
+# A worker that has nothing left to do takes tests from the others.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 export ORT_DISABLE_TELEMETRY := 1
 export HF_HUB_OFFLINE := 1
@@ -57,19 +59,19 @@ test: .venv/dev .venv/browser
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # Fewer random networks than `make test` tries, not all combinations, and no other processes: for the inner loop.
 test-fast: .venv/dev
-	SYNFLOW_EXAMPLES=10 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not integration and not exhaustive"
+	SYNFLOW_EXAMPLES=10 $(PYTEST) -m "not slow and not integration and not exhaustive"
 
 test-slow: .venv/dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+	$(PYTEST) -m slow
 
 fuzz: .venv/dev
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_laws.py
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=1050 $(BIN)/python -m pytest -n $(WORKERS) tests/pruning/test_engines.py
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(BIN)/python -m pytest -n $(WORKERS) tests/compaction/test_compaction_laws.py \
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(PYTEST) tests/pruning/test_laws.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=1050 $(PYTEST) tests/pruning/test_engines.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(PYTEST) tests/compaction/test_compaction_laws.py \
 		tests/compaction/test_compaction_cutting.py
 
 zoo: .venv/dev

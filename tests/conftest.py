@@ -51,15 +51,30 @@ EXHAUSTIVE = (
     "test_the_zoo_is_pruned_alike",
 )
 
+# Tests that take longest, one by one: they are started first.
+LONG = (*EXHAUSTIVE, "test_the_fast_engine_keeps_what_the_plain_one_keeps")
+
+
+def is_integration(path):
+    place = path.relative_to(Path(__file__).parent).as_posix()
+    return any(place == part or place.startswith(f"{part}/") for part in INTEGRATION)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files that are left out as a whole are not read at all: they import large libraries."""
+    if "not integration" in config.option.markexpr and is_integration(collection_path):
+        return True
+    return None
+
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
     for item in items:
         if getattr(item, "originalname", "") in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
-        place = item.path.relative_to(here).as_posix()
-        if any(place == path or place.startswith(f"{path}/") for path in INTEGRATION):
+        if is_integration(item.path):
             item.add_marker(pytest.mark.integration)
+    # The longest first, so that at the end no worker waits for another.
+    items.sort(key=lambda item: getattr(item, "originalname", "") not in LONG)
 
 
 @pytest.fixture(autouse=True)

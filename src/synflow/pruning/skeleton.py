@@ -46,14 +46,13 @@ class Skeleton:
     """Weights under which the layers in `needed` live; `given_up` names the layers for which there was no room."""
 
     def __init__(self, network: Network, masks: Mapping[str, Tensor]) -> None:
-        self._network = network
+        self._network, self._number = network, 0
+        self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         self._engine = self._new_engine(masks)
         self.layers = self.needed = self._engine.live_layers()
         # Layers that need a weight in any case, alive or not: their last weight is not tried.
         self.filled: frozenset[str] = frozenset()
         self.given_up: list[str] = []
-        self._scores: StepScores | None = None
-        self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         if not self._lives():
             raise SynflowError("no path leads from an input to an output, so there is no layer to keep alive")
 
@@ -73,27 +72,25 @@ class Skeleton:
         blocked, each is needed. With `rough`, go on beyond the target as long as much can go at a time. False after so
         many failures.
         """
-        blocked, held = self._path, count(self._path)
-        number = self.size
         while failures > 0:
-            if number == 1:
-                blocked = self._with_last_of_layers(blocked)
-                held = count(blocked)
+            if self._number == 1:
+                self._block_last_of_layers()
+            held = count(self._blocked)
             free = self.size - held
             room = min(free, self.size - (0 if rough else target))
             if room < 1:
                 return True
-            number = max(min(number, room, free // 2), 1)
-            kept = self._without_lightest(number, blocked) if number == 1 or held else None
+            number = max(min(self._number, room, free // 2), 1)
+            kept = self._without_lightest(number) if number == 1 or held else None
             if self._removed(number, kept):
-                number *= 2
+                self._number = number * 2
                 continue
             failures -= 1
             if rough and self.size <= target and number < ROUGH * free:
                 return True
             if kept is not None and number == 1:
-                blocked = {name: blocked[name] | (mask & ~kept[name]) for name, mask in self.masks().items()}
-            number = max(number // 2, 1)
+                self._block({name: mask & ~kept[name] for name, mask in self.masks().items()})
+            self._number = max(number // 2, 1)
         return False
 
     def build_anew(self) -> None:
@@ -124,19 +121,27 @@ class Skeleton:
         """
         own = self.masks()
         self._path = min((short_path(self._network, inside) for inside in (own, masks)), key=count)
-        self._engine = self._new_engine({name: mask | self._path[name] for name, mask in own.items()})
+        joined = {name: mask | self._path[name] for name, mask in own.items()}
+        if count(joined) > self.size:
+            self._engine = self._new_engine(joined)
+        self._block(self._path)
         self.thin_out()
 
     def _new_engine(self, masks: Mapping[str, Tensor]) -> Engine:
         settings = EngineSettings(balanced=True, cuts=cuts(self._network))
         engine: Engine = engine_named("fast")(self._network, masks, settings)
-        self._scores = None
+        self._scores: StepScores | None = None
+        # Weights that cannot go, and how many go at a time, from one call of `thin_out` to the next.
+        self._blocked, self._number = dict(self._path), count(masks)
         return engine
 
-    def _with_last_of_layers(self, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The blocked weights, and those that are the last of a layer that has to have one."""
-        last = {n: mask for n, mask in self.masks().items() if n in self.needed | self.filled and count_true(mask) == 1}
-        return {name: mask | last[name] if name in last else mask for name, mask in blocked.items()}
+    def _block(self, weights: Mapping[str, Tensor]) -> None:
+        self._blocked |= {name: self._blocked[name] | mask for name, mask in weights.items()}
+
+    def _block_last_of_layers(self) -> None:
+        """Block weights that are the last of a layer that has to have one."""
+        full = self.needed | self.filled
+        self._block({name: mask for name, mask in self.masks().items() if name in full and count_true(mask) == 1})
 
     def _measured(self, ahead: int = 0) -> StepScores:
         """The scores of what is left; a removal that was undone has not changed them."""
@@ -144,9 +149,9 @@ class Skeleton:
             self._scores = self._engine.measure(FROM_INPUTS, ahead=ahead)
         return self._scores
 
-    def _without_lightest(self, number: int, blocked: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _without_lightest(self, number: int) -> dict[str, Tensor]:
         """The masks without the lightest weights that are not blocked."""
-        return keep_best(with_shield(self._measured().whole(), blocked), self.masks(), self.size - number)
+        return keep_best(with_shield(self._measured().whole(), self._blocked), self.masks(), self.size - number)
 
     def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
         """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
@@ -190,7 +195,7 @@ class Skeleton:
             return False
         _, names, kept = best
         self._engine.remove(self._engine.removal(kept, self._engine.measure()))
-        self._scores = None
+        self._scores, self._blocked = None, dict(self._path)
         self.needed -= set(names)
         self.given_up += names
         return True
@@ -250,10 +255,11 @@ def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = m
     skeleton = Skeleton(network, masks)
     target = int(min(most, skeleton.size))
     if not skeleton.thin_out(target, rough=True, failures=PATIENCE):
+        thinned = skeleton.masks()
         skeleton.build_anew()
         skeleton.thin_out(target, rough=True)
         if skeleton.size > most:  # with more patience, as `limits` has it
-            patient = Skeleton(network, masks)
+            patient = Skeleton(network, thinned)
             patient.thin_out()
             skeleton = min(skeleton, patient, key=lambda found: found.size)
     if skeleton.size > most:
