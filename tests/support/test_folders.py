@@ -183,3 +183,19 @@ def test_a_crash_at_any_point_leaves_the_old_files_or_the_new_ones(tmp_path, fre
             break
     assert moment > 5
     assert states == sorted(states, key=lambda state: state == "new")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch):
+    folders.check_writable(tmp_path / "new" / "deep")
+    assert list(tmp_path.iterdir()) == []
+
+    def read_only(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    write(tmp_path / "out", a="1")
+    monkeypatch.setattr(Path, "touch", read_only)
+    with pytest.raises(SynflowError, match=r"out cannot be written: Read-only file system; what was there"):
+        folders.check_writable(tmp_path / "out")
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    with pytest.raises(SynflowError, match=r"out/b\.txt cannot be written: Read-only"):  # not a temporary name
+        folders.update(tmp_path / "out" / "b.txt", b"2", OURS)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import SynflowError
-from ..support.atomic_files import write_bytes
-from ..support.folders import refuse_foreign
+from ..support import folders
 from ..support.json_files import NUMBER, json_text
 from . import options
 from .own_files import has_form, is_page
@@ -56,7 +56,8 @@ def demo(
     start = time.perf_counter()
     found = run_all(wanted, width, epochs, seed, threads, quiet=json)
     seconds = time.perf_counter() - start
-    _write(out, {RESULTS: json_text(figures(found, seconds)), REPORT: report_page(found, seconds)})
+    texts = {RESULTS: json_text(figures(found, seconds)), REPORT: report_page(found, seconds)}
+    folders.write(out, {name: partial(_write, text) for name, text in texts.items()}, OURS)
     if json:
         print_json(figures(found, seconds))
     else:
@@ -68,13 +69,9 @@ def _check_free(out: Path, force: bool) -> None:
         raise SynflowError(f"{out} is there already and is no folder; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (force and (out / RESULTS).is_file()):
         raise SynflowError(f"{out} is there already and is not empty; choose another --out, or replace a demo: --force")
-    refuse_foreign(out, OURS, OURS)
+    folders.refuse_foreign(out, OURS, OURS)
+    folders.check_writable(out)
 
 
-def _write(out: Path, texts: dict[str, str]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise SynflowError(f"{out} cannot be made: {cause}") from cause
-    for name, text in texts.items():
-        write_bytes(out / name, text.encode())
+def _write(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -71,6 +71,7 @@ def check_free(folder: Path, force: bool = False) -> None:
     """Refuse a folder that holds something: nothing is ever overwritten unasked."""
     if folder.exists() and not folder.is_dir():
         raise SynflowError(f"{folder} is there already and is no folder; choose another --out")
+    folders.check_writable(folder)
     if folders.is_free(folder):
         return
     if not force:

@@ -21,7 +21,7 @@ from ..inference.onnx import export_onnx
 from ..masks.attach import attach
 from ..models.sources import Source
 from ..reporting.facts import plain_benchmark, plain_compaction
-from ..support.folders import is_free, refuse_foreign
+from ..support.folders import check_writable, is_free, refuse_foreign
 from ..support.numbers import bytes_text, seconds_text
 from .bench_options import Timed
 from .interrupts import told_how_far
@@ -40,6 +40,7 @@ def run_compact(folder: Path, model: str | None, force: bool, json: bool) -> Non
     to = folder / COMPACT
     if not is_free(to) and not force:
         raise SynflowError(f"{to} is there already; replace it with --force")
+    check_writable(to)
     source = rebuild(run, model)
     with watched("compacting, and comparing outputs"):
         small = compact_model(source.model, source.example, run.masks())
@@ -64,6 +65,7 @@ def run_bench(folder: Path, model: str | None, timed: Timed, json: bool) -> None
     """Time the networks, and put the figures into the report."""
     run = open_run(folder)
     refuse_foreign(folder, (BENCH,), OURS)
+    check_writable(folder)
     source = rebuild(run, model)
     with told_how_far():
         result = bench_model(

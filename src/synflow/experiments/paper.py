@@ -14,7 +14,7 @@ from .configs import Config, configured, identity
 from .figures import EXPERIMENTS, SCALES, Drawing
 from .results import to_markdown
 from .runs import Context, folder_of, read_result
-from .sealed_json import write_bytes
+from .sealed_json import write_drawing
 from .sweeps import Outcome, Place, run_sweep, unique
 from .tables import read_tables
 
@@ -106,7 +106,7 @@ def draw(
     notes = (*drawing.notes, *([f"{missing} of {len(configs)} runs are missing"] if missing else []))
     page = out / f"{name}.md"
     text = _page(name, scale, results, drawing, notes, settings or {}, command) + _written_by_hand(page)
-    write_bytes(page, text.encode())
+    write_drawing(page, text.encode())
     return Drawing((*drawing.paths, out / f"{name}.md"), drawing.table, notes)
 
 

@@ -16,7 +16,7 @@ from synflow.errors import SynflowError, need
 from .configs import from_dict
 from .outcomes import form_of
 from .runs import read_result
-from .sealed_json import write_bytes
+from .sealed_json import write_drawing
 from .summaries import Spread, to_latex
 from .tables import DETAILS, command_of, read_tables
 
@@ -155,13 +155,13 @@ def write_table(rows: Sequence[Row], path: Path, names: Sequence[str] | None = N
     names = list(names or columns(rows))
     text = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}.get(path.suffix)
     if text is not None:
-        write_bytes(path, text(rows, names).encode())
+        write_drawing(path, text(rows, names).encode())
     elif path.suffix == ".parquet":
         arrow, parquet = need("pyarrow", extra="parquet"), need("pyarrow.parquet", extra="parquet")
         uniform = [{name: _uniform(row.get(name)) for name in names} for row in rows]
         buffer = arrow.BufferOutputStream()
         parquet.write_table(arrow.Table.from_pylist(uniform), buffer)
-        write_bytes(path, buffer.getvalue().to_pybytes())
+        write_drawing(path, buffer.getvalue().to_pybytes())
     else:
         raise SynflowError(f"{path}: a table is a .csv, .md, .tex or .parquet file")
 

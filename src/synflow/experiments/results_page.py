@@ -14,7 +14,7 @@ from .figures.style import COLOURS, METHODS, PALETTE
 from .figures.uncertainty import half_width
 from .published import accuracy
 from .results import Row
-from .sealed_json import write_bytes
+from .sealed_json import write_drawing
 
 __all__ = ["page_of", "write_page"]
 
@@ -51,7 +51,7 @@ def page_of(rows: Sequence[Row]) -> str:
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
     """Write the page atomically."""
-    write_bytes(path, page_of(rows).encode())
+    write_drawing(path, page_of(rows).encode())
 
 
 def _ghosts(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -14,19 +14,24 @@ from synflow.support.atomic_files import unwritable
 from synflow.support.json_files import parse_json
 from synflow.support.json_files import read_json as read_plain_json
 
-__all__ = ["append_line", "read_json", "read_lines", "sealed", "write_bytes", "write_json"]
+__all__ = ["append_line", "read_json", "read_lines", "sealed", "write_bytes", "write_drawing", "write_json"]
 
 
 WAY_OUT = "Make room or choose another folder with --runs, then start again: finished work is kept"
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, way_out: str = WAY_OUT) -> None:
     """Write a file atomically; its folder is made if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise unwritable(path, cause, WAY_OUT) from cause
-    atomic_files.write_bytes(path, data, WAY_OUT)
+        raise unwritable(path, cause, way_out) from cause
+    atomic_files.write_bytes(path, data, way_out)
+
+
+def write_drawing(path: Path, data: bytes) -> None:
+    """Write a table, figure or page that was made of runs; the runs themselves stay as they are."""
+    write_bytes(path, data, "Make room or choose another place for it")
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ except ImportError:  # not on Windows; there two processes must not write to one
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    "MANIFEST", "Ours", "Writer", "check", "digest", "is_free", "refuse_foreign", "remove", "settle", "update", "write",
+    "MANIFEST", "Ours", "Writer", "check", "check_writable", "digest", "is_free", "refuse_foreign", "remove", "settle",
+    "update", "write",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -123,7 +124,11 @@ def update(path: Path, data: bytes, ours: Ours) -> None:
             _finish(folder, ours)
             sums = _listed(folder, ours) or {}
             temporary = f".synflow-{secrets.token_hex(8)}{path.suffix}"
-            write_bytes(folder / temporary, data)
+            try:
+                (folder / temporary).write_bytes(data)
+            except BaseException:
+                (folder / temporary).unlink(missing_ok=True)
+                raise
             _save(folder, {**sums, path.name: digest(folder / temporary)}, {path.name: temporary})
             _finish(folder, ours)
     except OSError as cause:
@@ -160,6 +165,19 @@ def settle(folder: Path, ours: Collection[str]) -> None:
 def is_free(folder: Path) -> bool:
     """Is there no such folder, or nothing in it but temporary files of a write that was interrupted?"""
     return not folder.exists() or all(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir())
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before work is done whose result would go there."""
+    above = Path(os.path.realpath(folder))
+    while not above.exists():
+        above = above.parent
+    probe = above / f".synflow-{secrets.token_hex(8)}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as cause:
+        raise unwritable(folder, cause) from cause
 
 
 def remove(folder: Path, ours: Ours) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from synflow.errors import SynflowError
 
-from ..sealed_json import write_bytes
+from ..sealed_json import write_drawing
 from ..summaries import varying
 from .style import PALETTE, band, canvas
 
@@ -57,7 +57,7 @@ def draw_own(rows: Sequence[dict[str, Any]], path: Path, x: str | None = None, y
             panel.legend(fontsize=8)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=path.suffix[1:], dpi=170)
-    write_bytes(path, buffer.getvalue())
+    write_drawing(path, buffer.getvalue())
 
 
 def _number(value: Any) -> bool:

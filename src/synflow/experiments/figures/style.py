@@ -11,7 +11,7 @@ from typing import Any
 
 from synflow.errors import need
 
-from ..sealed_json import write_bytes
+from ..sealed_json import write_drawing
 
 __all__ = ["COLOURS", "LABELS", "MARKERS", "METHODS", "band", "canvas", "log_axis", "log_cost_axis", "log_log", "save"]
 
@@ -66,7 +66,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, **options)
         paths.append(folder / f"{name}.{kind}")
-        write_bytes(paths[-1], buffer.getvalue())
+        write_drawing(paths[-1], buffer.getvalue())
     return paths
 
 
