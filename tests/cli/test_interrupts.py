@@ -181,3 +181,25 @@ def test_bench_tells_how_far_it_came(tmp_path, monkeypatch):
     assert re.fullmatch(
         r"stopped after \d+ of 100000 rounds of training step, batch 128; nothing was written\n", errors
     ), errors
+
+
+# An object that sends an interrupt when Python clears its modules: handlers of Python are no longer called then.
+LATE = """
+import os, signal, sys
+
+class Late:
+    def __del__(self, kill=os.kill, me=os.getpid(), sent=signal.SIGINT):
+        kill(me, sent)
+
+sys.late = Late()
+"""
+
+
+def test_while_python_ends_the_exit_code_is_that_of_the_command(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    for line, code in (("--version", 0), ("prune vgg61 --compression 2", 2)):
+        command = [sys.executable, "-m", "synflow", *line.split()]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert process.returncode == code, process.stderr
+        assert "Traceback" not in process.stderr

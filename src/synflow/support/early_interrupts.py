@@ -6,6 +6,7 @@ process that only uses the library nothing is installed.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -31,3 +32,6 @@ def _is_command() -> bool:
 
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, leave_at_once)
+    # Registered first, so called last: then all work is done. Python goes on to take its handlers away and an interrupt
+    # would kill the process; ignored, it leaves the exit code of the command.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
