@@ -100,7 +100,7 @@ def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, st
         fewest = fewest_weights(network, masks)
         if fewest is not None and (fewest > keep or (keep <= TIGHT * len(masks) and not single_length(network))):
             # The number holds for the whole network; what masks leave may be narrower, which the loop finds out.
-            least, fewest = least_for_path(network), count(short_path(network))
+            least, fewest = least_for_path(network), count(short_path(network, enough=keep))
             found = "" if fewest == least else " (the fewest that were found)"
     except NoRuleError:
         if strict:

@@ -267,8 +267,8 @@ def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = m
     return skeleton
 
 
-def short_path(network: Network, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Few of the kept weights that leave a path, each of them needed for it.
+def short_path(network: Network, masks: Mapping[str, Tensor] | None = None, enough: int = 0) -> dict[str, Tensor]:
+    """Few of the kept weights that leave a path, each of them needed for it; or at most `enough` that leave one.
 
     In a network in which a term meets each weight once it is a shortest path. Elsewhere the weights of a shortest path
     are counted once per use, and where a constant enters beside the input (a class token) the shortest path may start
@@ -277,23 +277,23 @@ def short_path(network: Network, masks: Mapping[str, Tensor] | None = None) -> d
     """
     key, whole = "short path", masks is None or count(masks) == network.size
     if not whole or key not in network.constants:
-        best = _short_path(network, full_masks(masks, network.weights))
-        if not whole:
+        best = _short_path(network, full_masks(masks, network.weights), enough)
+        if not whole or count(best) <= enough:
             return best
         network.constants[key] = best
     return dict(network.constants[key])
 
 
-def _short_path(network: Network, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+def _short_path(network: Network, masks: dict[str, Tensor], enough: int) -> dict[str, Tensor]:
     found = []
     if (fewest_weights(network, masks) or 0) <= LONGEST * len(masks):
         found = [path for path in [shortest_path(network, masks)] if connected(network, path)]
-        if found and (count(found[0]) < 2 or not repeats(network)):
+        if found and (count(found[0]) <= max(enough, 1) or not repeats(network)):
             return found[0]
     for name in masks:
         without = masks | {name: torch.zeros_like(masks[name])}
         masks = without if connected(network, without) else masks
     skeleton = Skeleton(network, masks)
     skeleton.needed, skeleton.filled = frozenset(), frozenset(name for name, mask in masks.items() if bool(mask.any()))
-    skeleton.thin_out()
+    skeleton.thin_out(enough)
     return min([*found, skeleton.masks()], key=count)
