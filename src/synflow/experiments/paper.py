@@ -162,7 +162,7 @@ def _page(
         to_markdown(drawing.table),
         *(f"- {note}" for note in notes),
         "",
-        f"{len(results)} runs, seeds {', '.join(map(str, seeds))}, {_duration(seconds)} of computing on CPU ({made}).",
+        f"{_runs(results)}, seeds {', '.join(map(str, seeds))}, {_duration(seconds)} of computing on CPU ({made}).",
     ]
     if command:
         lines.append(f"\n    {command}")
@@ -179,7 +179,7 @@ def _not_reduced(name: str) -> str:
         said.append(" or ".join(f"{epochs}" for epochs in sorted({c.recipe.epochs for c in configs})) + " epochs")
     seeds = len({config.seed for config in configs})
     said.append("one seed" if seeds == 1 else f"{seeds} seeds")
-    return f"The paper's scale is {', '.join(said)}: {len(configs):,} runs."
+    return f"The paper's scale is {', '.join(said)}: {_runs(configs)}."
 
 
 def _setting(results: Sequence[Mapping[str, Any]]) -> str:
@@ -201,6 +201,10 @@ def _setting(results: Sequence[Mapping[str, Any]]) -> str:
             text += f"{tested} test images per class" if tested else "all test images"
         said.append(text + ".")
     return "  \n".join(said)
+
+
+def _runs(some: Sequence[Any]) -> str:
+    return f"{len(some):,} run{'s' * (len(some) != 1)}"
 
 
 def _duration(seconds: float) -> str:

@@ -30,8 +30,13 @@ def _is(config: dict[str, object], changes: dict[str, object]) -> bool:
 
 
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
-    """Accuracy, flow and steps."""
+    """Accuracy, flow, steps and seconds."""
     del scale
     chosen = {label: partial(_is, changes=changes) for label, changes in VARIATIONS.items()}
-    keys = (("top1", "top-1 accuracy (%)"), ("flow_log2", "log2 of the flow left"), ("prune_steps", "steps"))
+    keys = (
+        ("top1", "top-1 accuracy (%)"),
+        ("flow_log2", "log2 of the flow left"),
+        ("prune_steps", "steps"),
+        ("prune_seconds", "seconds of pruning"),
+    )
     return draw_curves(results, folder, "margins", "Certified margins", chosen, keys)
