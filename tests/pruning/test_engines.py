@@ -194,7 +194,8 @@ def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind):
     def compare(network, how, compression, variant):
         opened = open_network(network.model, network.example)
         assume(fewest_weights(opened) is not None)
-        keep = max(round(opened.size / compression), kept(short_path(opened)), 1)
+        wanted = max(round(opened.size / compression), 1)
+        keep = max(wanted, kept(short_path(opened, enough=wanted)))
         served = set()
         with watching(served), pytest.MonkeyPatch.context() as patch:
             if variant == "not compiled":

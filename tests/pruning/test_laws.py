@@ -62,8 +62,8 @@ def test_counts_are_exact_masks_nested_and_the_model_untouched(network, schedule
     # A rule for each layer may leave too few weights in one for a path: only a global scope can promise one.
     assume(schedule != "certified" or (score.startswith("synflow") and scope == "global"))
     size = opened(network).size
-    least = kept(short_path(opened(network))) or 1
-    keep = max(round(size * density), least)
+    wanted = max(round(size * density), 1)
+    keep = max(wanted, kept(short_path(opened(network), enough=wanted)))
     options = dict(density=keep / size, schedule=schedule, scope=scope, score=score, guard=scope == "global")
     options["steps"] = None if schedule == "certified" else steps
     before = {name: torch.ones_like(w, dtype=torch.bool) for name, w in opened(network).weights.items()}
