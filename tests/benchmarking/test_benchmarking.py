@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from compact_twins import without
-from synflow.benchmarking.run import _openvino, bench
+from synflow.benchmarking.run import bench
+from synflow.benchmarking.tasks import _openvino
 from synflow.errors import MissingExtraError, SynflowError
 from synflow.inference.onnx import export_onnx
 from synflow.support.memory import peak_memory

@@ -21,26 +21,20 @@ from tqdm.auto import tqdm
 
 from ..compaction import compact
 from ..compaction.cut.surgery import tensors
-from ..compaction.record.tape import tensors_in
 from ..errors import check_flag, check_function, need
-from ..inference.folded_norms import for_inference
-from ..inference.onnx import export_onnx, feeds, onnx_session
+from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
 from ..network.flops import flops
-from ..network.private_copy import arguments, move, whole_copy
+from ..network.private_copy import move, whole_copy
 from ..support import memory_format
 from ..support.memory import peak_memory
-from ..support.memory_format import images_channels_last
-from ..support.private_torch import pytree
 from ..support.torch_modes import with_gradients
 from .checks import check_counts, check_runs
 from .results import Benchmark, Size, Timing
+from .tasks import INFERENCE, TRAINING, Plan, Run, each, enlarged, inference_tasks, mean_square, training_run
 
-__all__ = ["bench", "clocked", "enlarged", "inference_run", "training_run"]
+__all__ = ["bench", "clocked"]
 
-Run = Callable[[], object]
-# Task, batch size, and how to get it ready: copies of models and sessions live only while they are measured.
-Plan = tuple[str, int, Callable[[], dict[str, Run]]]
 SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
 
 
@@ -84,30 +78,17 @@ def bench(
         variants = _variants(model, masks, example, small, channels_last)
         device = next(model.parameters()).device
         for name, variant in variants.items():
-            check_runs(name, variant, move(example, device), loss or _mean_square)
+            check_runs(name, variant, move(example, device), loss or mean_square)
         inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
         with tempfile.TemporaryDirectory() as folder:
             files = {}
             if onnx or openvino:
                 files = {name: export_onnx(m, example, Path(folder, f"{name}.onnx")) for name, m in variants.items()}
-            plans: list[Plan] = []
-            for size in train_batches:
-                plans.append(
-                    ("training step", size, partial(_each, training_run, variants, inputs[size], loss, compile))
-                )
-            for size in inference_batches:
-                plans.append(("inference", size, partial(_each, inference_run, variants, inputs[size], compile)))
-            if folded:
-                ready = {name: for_inference(m, example) for name, m in variants.items()}
-                plans += [
-                    ("folded", size, partial(_each, inference_run, ready, inputs[size], compile))
-                    for size in inference_batches
-                ]
-            if forms:
-                plans += [("forms", size, partial(_forms, variants, inputs[size])) for size in inference_batches]
-            for task, run in (("onnxruntime", _runtime), ("openvino", _openvino)):
-                if onnx if task == "onnxruntime" else openvino:
-                    plans += [(task, size, partial(_each, run, files, inputs[size])) for size in inference_batches]
+            asked = {"folded": folded, "forms": forms, "onnxruntime": onnx, "openvino": openvino}
+            training = partial(each, training_run, variants, loss=loss, compiled=compile)
+            plans: list[Plan] = [(TRAINING, size, partial(training, inputs[size])) for size in train_batches]
+            for task, run in inference_tasks(asked, variants, files, example, compile).items():
+                plans += [(task, size, partial(run, inputs[size])) for size in inference_batches]
             timings = list(_measure(plans, repeats, warmup, progress))
             peaks = _peaks(plans, device)
             sizes = {name: _size(name, m, example, files.get(name)) for name, m in variants.items()}
@@ -130,92 +111,6 @@ def _variants(
         for variant in variants.values():
             memory_format.channels_last(variant)
     return variants
-
-
-def enlarged(example: Any, size: int, channels_last: bool) -> Any:
-    """The example repeated or cut to a batch of this size."""
-
-    def fill(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim():
-            return leaf
-        times = -(-size // leaf.shape[0])
-        batch = leaf.repeat(times, *[1] * (leaf.dim() - 1))[:size]
-        return images_channels_last(batch) if channels_last else batch
-
-    return pytree.tree_map(fill, example)
-
-
-def _mean_square(outputs: Any) -> Tensor:
-    terms = [t.float().square().mean() for t in tensors_in(outputs) if t.is_floating_point()]
-    return torch.stack(terms).sum()
-
-
-def training_run(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor] | None, compiled: bool) -> Run:
-    """A training step of a copy: forward, backward, SGD with momentum."""
-    twin = whole_copy(model).train()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
-    args, kwargs = arguments(inputs)
-    forward: Callable[..., Any] = torch.compile(twin) if compiled else twin
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        (loss or _mean_square)(forward(*args, **kwargs)).backward()
-        optimizer.step()
-
-    return step
-
-
-def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
-    """A call of a copy in eval mode, its masks baked in."""
-    twin = whole_copy(model)
-    bake(twin)
-    twin.eval()
-    return _calls(torch.compile(twin) if compiled else twin, inputs)
-
-
-def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
-    """Inference of the dense and the compact network in all forms that torch has for it, inputs laid out alike."""
-    laid_out = images_channels_last(inputs)
-    runs: dict[str, Run] = {}
-    for name in ("dense", "compact"):
-        plain = variants[name]
-        runs[name] = inference_run(plain, inputs, False)
-        last = memory_format.channels_last(whole_copy(plain))
-        runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
-        runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
-        runs[f"{name}, frozen"] = _calls(for_inference(plain, inputs, freeze=True), laid_out)
-    return runs
-
-
-def _calls(forward: Callable[..., Any], inputs: Any) -> Run:
-    args, kwargs = arguments(inputs)
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return forward(*args, **kwargs)
-
-    return call
-
-
-def _runtime(path: Path, inputs: Any) -> Run:
-    session = onnx_session(path, torch.get_num_threads())
-    given = feeds(session, inputs)
-    return lambda: session.run(None, given)
-
-
-def _openvino(path: Path, inputs: Any) -> Run:
-    library = need("openvino", extra="openvino")
-    # Single precision, as everywhere else here: on some processors OpenVINO would take half of it.
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    options["INFERENCE_PRECISION_HINT"] = "f32"
-    compiled = library.Core().compile_model(path, "CPU", options)
-    flat = [t for t in pytree.tree_leaves(arguments(inputs)) if isinstance(t, Tensor)]
-    given = {i: t.detach().cpu().contiguous().numpy() for i, t in enumerate(flat)}
-    return lambda: [*compiled(given).values()]
-
-
-def _each(make: Callable[..., Run], variants: Mapping[str, Any], *args: Any) -> dict[str, Run]:
-    return {name: make(variant, *args) for name, variant in variants.items()}
 
 
 def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> Iterator[Timing]:
@@ -267,7 +162,7 @@ def _quartiles(values: list[float]) -> tuple[float, float, float]:
 def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]:
     """Bytes allocated at most, on top of the weights, at the largest batch of each task that torch runs."""
     peaks: dict[str, dict[str, int]] = {}
-    for task in ("training step", "inference"):
+    for task in (TRAINING, INFERENCE):
         largest = max((plan for plan in plans if plan[0] == task), key=lambda plan: plan[1], default=None)
         if largest is not None:
             peaks[task] = {}

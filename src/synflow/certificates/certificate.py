@@ -16,7 +16,7 @@ from ..flow.passes import WITHOUT_SHIFTS
 from ..flow.paths import reach
 from ..masks.checks import check_mapping, full_masks, some
 from ..masks.results import StepRecord
-from ..network.private_copy import open_network
+from ..network.private_copy import Network, open_network
 from ..network.wrappers import unwrap
 from ..support.chunked import count
 from ..support.numbers import power_of_two, times
@@ -146,13 +146,8 @@ def certify(
     >>> certificate.connected, certificate.kept, certificate.max_compression
     (True, 30, 150.0)
     """
-    check_mapping(masks, "; the order is certify(model, masks, example)")
     model = unwrap(model)
-    names = {name for name, _ in model.named_parameters()}
-    unknown = sorted(set(masks) - names)
-    if unknown:
-        raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
-    network = open_network(model, example, select=lambda name, _: name in masks)
+    network = _open(model, masks, example)
     full = full_masks(masks, network.weights)
     reached, at_first = reach(network, full), reach(network)
     on_path = {name: full[name] & reached.on_path[name] for name in full}
@@ -187,6 +182,16 @@ def certify(
         never_run=never_run,
         given_up=tuple(name for name in given_up.split(", ") if name in full),
     )
+
+
+def _open(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Network:
+    """The network of the weights that have a mask."""
+    check_mapping(masks, "; the order is certify(model, masks, example)")
+    names = {name for name, _ in model.named_parameters()}
+    unknown = sorted(set(masks) - names)
+    if unknown:
+        raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
+    return open_network(model, example, select=lambda name, _: name in masks)
 
 
 def _layers(certificate: Certificate) -> str:

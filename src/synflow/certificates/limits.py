@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -136,10 +136,7 @@ def critical_compression(
     has no weight. Single-shot methods are scored once and bisected to the weight; iterative ones are run for each
     trial, until the answer is known within `tolerance` (relative). Flow scores run without their guard.
     """
-    if not isinstance(collapse, str) or collapse not in ("disconnected", "empty_layer"):
-        raise SynflowError(f"no collapse {brief(collapse)}; choose from disconnected, empty_layer")
-    if not isinstance(tolerance, Real) or not 0 <= tolerance < 1:
-        raise SynflowError(f"tolerance must be a number from 0 to below 1, got {brief(tolerance)}")
+    _check_search(collapse, tolerance)
     steps = checked_steps(steps)
     function: Score = choose("score", score, SCORES, SCORE_FORM)
     allocate: Scope = choose("scope", scope, SCOPES, SCOPE_FORM)
@@ -165,12 +162,25 @@ def critical_compression(
             return all(bool(mask.any()) for mask in masks.values())
         return connected(network, masks)
 
-    dead, alive = max(_at_least_one(least_for_path(network)), 1) - 1, network.size
-    while alive - dead > max(1, 0 if number == 1 else int(alive * tolerance)):
+    least = max(_at_least_one(least_for_path(network)), 1)
+    return network.size / _fewest(survives, least, network.size, 0.0 if number == 1 else tolerance)
+
+
+def _check_search(collapse: Any, tolerance: Any) -> None:
+    if not isinstance(collapse, str) or collapse not in ("disconnected", "empty_layer"):
+        raise SynflowError(f"no collapse {brief(collapse)}; choose from disconnected, empty_layer")
+    if not isinstance(tolerance, Real) or not 0 <= float(tolerance) < 1:
+        raise SynflowError(f"tolerance must be a number from 0 to below 1, got {brief(tolerance)}")
+
+
+def _fewest(survives: Callable[[int], bool], least: int, most: int, tolerance: float) -> int:
+    """The fewest weights that survive, from `least` to `most`, by bisection, up to a relative tolerance."""
+    dead, alive = least - 1, most
+    while alive - dead > max(1, int(alive * tolerance)):
         middle = (alive + dead) // 2 if dead < 2 else max(dead + 1, round(math.sqrt(alive * dead)))
         middle = min(middle, alive - 1)
         if survives(middle):
             alive = middle
         else:
             dead = middle
-    return network.size / alive
+    return alive

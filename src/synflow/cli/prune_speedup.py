@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..benchmarking.results import Benchmark
-from ..benchmarking.run import SHORTEST, bench, clocked, enlarged, inference_run, training_run
+from ..benchmarking.run import SHORTEST, bench, clocked
+from ..benchmarking.tasks import enlarged, inference_run, training_run
 from ..masks.results import Masks
 
 __all__ = ["Speed"]

@@ -66,8 +66,7 @@ def results(
 
     [bold]synflow results --figure sweep.svg[/bold]
     """
-    from ..experiments.results import collect, select, write_table
-    from ..experiments.results_page import write_page
+    from ..experiments.results import collect, select
     from .output import print_json, say
 
     rows, problems = collect(runs)
@@ -80,20 +79,35 @@ def results(
     each = not mean if mean is not None else columns is not None or (out is not None and out.suffix in FOR_PROGRAMS)
     made, names = _table(rows, each, columns, sort, whole=out is not None and out.suffix in FOR_PROGRAMS)
     if figure is not None:
-        from ..experiments.figures.own import draw_own
+        _draw(rows, figure, x, y)
+    _write(rows, made, names, out, html)
+    if as_json:
+        print_json(rows)
+    elif figure is None and html is None and out is None:
+        _show(rows, made, names, each)
 
-        draw_own(rows, figure, x, y)
-        say(f"{len(rows)} runs drawn in {figure}")
+
+def _draw(rows: list[dict[str, Any]], figure: Path, x: str | None, y: str) -> None:
+    from ..experiments.figures.own import draw_own
+    from .output import say
+
+    draw_own(rows, figure, x, y)
+    say(f"{len(rows)} runs drawn in {figure}")
+
+
+def _write(
+    rows: list[dict[str, Any]], made: list[dict[str, Any]], names: list[str], out: Path | None, html: Path | None
+) -> None:
+    from ..experiments.results import write_table
+    from ..experiments.results_page import write_page
+    from .output import say
+
     if html is not None:
         write_page(rows, html)
         say(f"{len(rows)} runs on {html}")
     if out is not None:
         write_table(made, out, names)
         say(f"{len(rows)} runs written to {out}")
-    if as_json:
-        print_json(rows)
-    elif figure is None and html is None and out is None:
-        _show(rows, made, names, each)
 
 
 def _table(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,41 +27,9 @@ from .measuring import Measuring, check_same_flow
 from .pass_hooks import FastPass, reads_half
 from .replay import Gradients
 from .scores import FactoredScores
-from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
+from .select_lightest import lightest_weights, masks_without, put_back, remove
+from .step_scores import FastRemoval, FastScores
 from .thresholds import current
-
-
-@dataclass(frozen=True)
-class FastScores:
-    """The scores of one step, made when they are asked for; `version` tells which weights they belong to."""
-
-    flow: Measurement
-    factored: FactoredScores
-    engine: FastEngine
-    _flows: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def layer_flows(self) -> Mapping[str, float]:
-        """The flow of each layer: the sum of its scores, before they are balanced."""
-        if not self._flows:
-            for name, gradient in self.factored.gradients.items():
-                self._flows[name] = 0.0 if gradient.flow is None else float(gradient.flow)
-        return self._flows
-
-    def whole(self) -> dict[str, Tensor]:
-        """All scores, in the shapes of the weights."""
-        return self.engine.network_shapes(self.factored.whole())
-
-
-@dataclass(frozen=True)
-class FastRemoval:
-    """The lightest weights, as found among the scores of one step; or, in rare cases, the masks that stay."""
-
-    number: int
-    total: float
-    scores: FastScores
-    lightest: Lightest | None = None
-    masks: dict[str, Tensor] | None = None
 
 
 class FastEngine:
@@ -257,7 +224,7 @@ class FastEngine:
         factored = FactoredScores(
             self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, {}, self._places, self._bounds
         )
-        scores = FastScores(flow, factored, self)
+        scores = FastScores(flow, factored, self.network_shapes)
         if self.settings.balanced:
             factored.scales.update(balancing(scores.layer_flows, flow.value, self.settings.cuts))
         return scores

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..flow.dispatch import RULES, has_user_rule, read_attribute
+from ..flow.dispatch import RULES, has_user_rule
 from ..flow.operation_names import ABOUT, ALIASES, RESHAPES_IN_PLACE
 from ..flow.passes import ByRule
-from ..flow.tensor import Flow, as_flow, fixed, flows
+from ..flow.tensor import Flow, as_flow, fixed, flows, read_attribute
 from ..support import windows
 from ..support.nested import mapped
 from .fallbacks import CannotServeError

@@ -1,8 +1,12 @@
-"""What to do about an operation that has no rule, by kind of operation."""
+"""What to do about an operation that has no rule, by kind of operation, and where in the model it stands."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 _BRANCH = """
 __bool__ item __float__ __int__ __index__ __complex__ tolist numpy __array__ any all equal allclose is_nonzero
@@ -48,3 +52,14 @@ def advice(name: str, func: Any) -> str:
         + "or pass a function rule(function, *args, **kwargs) that returns its positive stand-in "
         f"(the operation is {func!r})"
     )
+
+
+def innermost_module(modules: Mapping[nn.Module, str]) -> str:
+    """The innermost of the modules that is running, by name and class."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and owner in modules:
+            return f"module {modules[owner] or '(the model itself)'!r} ({type(owner).__name__})"
+        frame = frame.f_back
+    return "the model"

@@ -6,7 +6,6 @@ constants); the others are looked up by name in `RULES`. `synflow.flow.passes` s
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -19,10 +18,10 @@ from ..errors import SynflowError
 from ..support.nested import mapped
 from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
-from .advice import advice
+from .advice import advice, innermost_module
 from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, WEIGHTED
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, anything, as_flow, fixed, flows, scaled
+from .tensor import Choice, Flow, anything, as_flow, fixed, flows, read_attribute, scaled
 
 Function: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Any]
@@ -288,25 +287,8 @@ class LinearizationMode(SafeMode):
 
     def where(self) -> str:
         """The innermost module that is running, by name and class."""
-        frame = inspect.currentframe()
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and owner in self.modules:
-                return f"module {self.modules[owner] or '(the model itself)'!r} ({type(owner).__name__})"
-            frame = frame.f_back
-        return "the model"
+        return innermost_module(self.modules)
 
     def no_rule(self, name: str, func: Any) -> NoRuleError:
         """The error for an operation without a rule, with the way out."""
         return NoRuleError(f"no rule for the operation {name!r} on a flow, in {self.where()}. {advice(name, func)}")
-
-
-def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A property such as `.shape` as it is; one that is a tensor (`.T`) is a flow again, and so is `.data`."""
-    owner = args[0]
-    if isinstance(owner, Flow) and getattr(func, "__self__", None) is Tensor.data:
-        return owner
-    value = func(*args, **kwargs)
-    if isinstance(owner, Flow) and isinstance(value, Tensor) and not isinstance(value, Flow):
-        return as_flow(value, owner.exponent, owner.degrees)
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,17 @@ def as_flow(data: Tensor, exponent: int = 0, degrees: Degrees | None = None, spr
     data.degrees = degrees
     data.spread = spread
     return data
+
+
+def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A property such as `.shape` as it is; one that is a tensor (`.T`) is a flow again, and so is `.data`."""
+    owner = args[0]
+    if isinstance(owner, Flow) and getattr(func, "__self__", None) is Tensor.data:
+        return owner
+    value = func(*args, **kwargs)
+    if isinstance(owner, Flow) and isinstance(value, Tensor) and not isinstance(value, Flow):
+        return as_flow(value, owner.exponent, owner.degrees)
+    return value
 
 
 def fixed(flow: Tensor) -> Tensor:

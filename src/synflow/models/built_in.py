@@ -7,20 +7,19 @@ normal, biases zero, batch norms the identity.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from synflow.errors import SynflowError, choose
+from synflow.errors import choose
+
+from .parts import Shape, image, scaled, sequence
+from .vision_transformer import vision_transformer
 
 __all__ = ["MODELS", "Residual", "build"]
-
-Shape = tuple[int, ...]
 
 # A name stands for three forms of a network; the shorter side of the images selects one. Images below the first
 # number get the CIFAR form, below the second the Tiny ImageNet form, others the ImageNet form.
@@ -55,20 +54,6 @@ def _initialise(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def _sequence(**parts: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(parts))
-
-
-def _image(input_shape: Shape, side: int) -> tuple[int, int]:
-    """Channels and shorter side of an image at least `side` pixels wide and high."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < side:
-        raise SynflowError(
-            f"input_shape {input_shape} does not fit this network; "
-            f"give (channels, height, width) with at least {side} x {side} pixels"
-        )
-    return input_shape[0], min(input_shape[1:])
-
-
 # Small networks
 
 
@@ -81,7 +66,7 @@ def _fc(classes: int, input_shape: Shape, depth: int = 6, width: int = 100) -> n
 
 
 def _conv(classes: int, input_shape: Shape, depth: int = 3, width: int = 32) -> nn.Module:
-    channels, _ = _image(input_shape, side=1)
+    channels, _ = image(input_shape, side=1)
     layers: list[nn.Module] = []
     for inputs in [channels, *[width] * (depth - 2)]:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
@@ -95,16 +80,11 @@ VGG_DEPTHS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19:
 VGG_WIDTHS = (64, 128, 256, 512, 512)
 
 
-def _scaled(channels: int, width: float) -> int:
-    """Channels of a network `width` times as wide."""
-    return max(1, round(channels * width))
-
-
 def _vgg(depth: int, batch_norm: bool, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
-    channels, side = _image(input_shape, side=16)
+    channels, side = image(input_shape, side=16)
     features: list[nn.Module] = []
     for full, repeats in zip(VGG_WIDTHS, VGG_DEPTHS[depth], strict=True):
-        outputs = _scaled(full, width)
+        outputs = scaled(full, width)
         for _ in range(repeats):
             norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
             features += [nn.Conv2d(channels, outputs, 3, padding=1), *norm, nn.ReLU(inplace=True)]
@@ -115,10 +95,10 @@ def _vgg(depth: int, batch_norm: bool, classes: int, input_shape: Shape, width: 
         features.pop()
         pooled, classifier = 1, nn.Linear(channels, classes)
     elif side < IMAGENET_SIDE:
-        pooled, classifier = 2, _three_linear(channels * 2 * 2, _scaled(1024, width), classes)
+        pooled, classifier = 2, _three_linear(channels * 2 * 2, scaled(1024, width), classes)
     else:
-        pooled, classifier = 7, _three_linear(channels * 7 * 7, _scaled(4096, width), classes)
-    return _sequence(
+        pooled, classifier = 7, _three_linear(channels * 7 * 7, scaled(4096, width), classes)
+    return sequence(
         features=nn.Sequential(*features),
         pool=nn.AdaptiveAvgPool2d(pooled),
         flatten=nn.Flatten(),
@@ -196,7 +176,7 @@ def _resnet(stem: list[nn.Module], block: Block, depths: Shape, width: int, wide
             layer, channels = block(channels, width * 2**stage, stride, widen)
             blocks.append(layer)
         stages.append(nn.Sequential(*blocks))
-    return _sequence(
+    return sequence(
         stem=nn.Sequential(*stem),
         stages=nn.Sequential(*stages),
         pool=nn.AdaptiveAvgPool2d(1),
@@ -207,8 +187,8 @@ def _resnet(stem: list[nn.Module], block: Block, depths: Shape, width: int, wide
 
 def _cifar_resnet(depth: int, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
     """Three stages of 16, 32 and 64 channels; depth = 6 * blocks per stage + 2."""
-    channels, _ = _image(input_shape, side=4)
-    first = _scaled(16, width)
+    channels, _ = image(input_shape, side=4)
+    first = scaled(16, width)
     stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
     return _resnet(stem, _basic, ((depth - 2) // 6,) * 3, first, 1, classes)
 
@@ -217,8 +197,8 @@ def _imagenet_resnet(
     block: Block, depths: Shape, widen: int, classes: int, input_shape: Shape, width: float = 1.0
 ) -> nn.Module:
     """Four stages of 64 to 512 channels; small images keep their size in a 3x3 stem."""
-    channels, side = _image(input_shape, side=8)
-    first = _scaled(64, width)
+    channels, side = image(input_shape, side=8)
+    first = scaled(64, width)
     if side < IMAGENET_SIDE:
         stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
     else:
@@ -248,13 +228,13 @@ EXPANSION = 4
 
 
 def _mobilenet(classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
-    channels, _ = _image(input_shape, side=8)
-    first, last = _scaled(16, width), _scaled(160, width)
+    channels, _ = image(input_shape, side=8)
+    first, last = scaled(16, width), scaled(160, width)
     stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
     blocks, channels = list[nn.Module](), first
     for full, repeats, stride in MOBILENET_STAGES:
         for index in range(repeats):
-            outputs, step = _scaled(full, width), stride if index == 0 else 1
+            outputs, step = scaled(full, width), stride if index == 0 else 1
             inner = channels * EXPANSION
             depthwise = nn.Conv2d(inner, inner, 3, step, 1, groups=inner, bias=False)
             branch = [
@@ -263,81 +243,13 @@ def _mobilenet(classes: int, input_shape: Shape, width: float = 1.0) -> nn.Modul
             ]  # fmt: skip
             blocks.append(InvertedResidual(nn.Sequential(*branch), skips=step == 1 and channels == outputs))
             channels = outputs
-    return _sequence(
+    return sequence(
         stem=nn.Sequential(*stem),
         blocks=nn.Sequential(*blocks),
         head=nn.Sequential(*_conv_norm(channels, last, 1), nn.ReLU()),
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         classifier=nn.Linear(last, classes),
-    )
-
-
-# Vision transformer (Dosovitskiy et al. 2021), small: norms come first, and the mean over patches is classified.
-
-
-class SelfAttention(nn.Module):
-    """Attention of all patches to all, its queries, keys and values in one layer."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, patches, _ = x.shape
-        q, k, v = self.qkv(x).reshape(batch, patches, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, patches, -1)
-        found: Tensor = self.projection(mixed)
-        return found
-
-
-class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then the same with two linear layers."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        changed: Tensor = self.mlp(self.norm2(x))
-        return x + changed
-
-
-class Patches(nn.Module):
-    """Square patches of an image as vectors, each with its place."""
-
-    def __init__(self, channels: int, shape: Shape, side: int, width: int) -> None:
-        super().__init__()
-        self.cut = nn.Conv2d(channels, width, side, side)
-        self.places = nn.Parameter(torch.randn(1, (shape[0] // side) * (shape[1] // side), width) * 0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        vectors: Tensor = self.cut(x).flatten(2).transpose(1, 2)
-        return vectors + self.places
-
-
-class MeanOverPatches(nn.Module):
-    """One vector for an image."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
-
-
-def _vit(classes: int, input_shape: Shape, width: float = 1.0, depth: int = 6, patch: int = 4) -> nn.Module:
-    channels, _ = _image(input_shape, side=patch)
-    heads = 4
-    inner = heads * _scaled(128 // heads, width)
-    return _sequence(
-        patches=Patches(channels, input_shape[1:], patch, inner),
-        blocks=nn.Sequential(*(TransformerBlock(inner, heads) for _ in range(depth))),
-        norm=nn.LayerNorm(inner),
-        pool=MeanOverPatches(),
-        classifier=nn.Linear(inner, classes),
     )
 
 
@@ -352,7 +264,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 1),
     "resnet101": partial(_imagenet_resnet, _bottleneck, (3, 4, 23, 3), 1),
     "mobilenet": _mobilenet,
-    "vit": _vit,
+    "vit": vision_transformer,
     "wide_resnet18": partial(_imagenet_resnet, _basic, (2, 2, 2, 2), 2),
     "wide_resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 2),
 }

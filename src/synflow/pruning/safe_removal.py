@@ -78,11 +78,9 @@ def remove_safely(
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound timid. A path
             # that is found is as good a proof as one that is promised.
             number, proved = everything, False
-            if rescue is not None and not connected(network, wanted):
-                for around in rescue():
-                    if connected(network, around):
-                        lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
-                        return Removed(around, _fraction(lost, flow), complete=True)
+            found = None if rescue is None or connected(network, wanted) else _rescued(network, masks, rescue(), flow)
+            if found is not None:
+                return found
     while number > 0:
         staying = keep_best(flow.scores, going, everything - number)
         gone = {name: going[name] & ~staying[name] for name in going}
@@ -92,31 +90,38 @@ def remove_safely(
         number //= 2
     if everything == 0:
         return Removed(dict(masks), 0.0, complete=True)
-    try:
-        return _single(network, masks, going, flow)
-    except StuckError:
-        if not anywhere:
-            raise
-        # All that rank lowest are on the last path from an input; something above them is not.
-        return _single(network, masks, {name: masks[name] & ~going[name] for name in masks}, flow, last=False)
+    return _single(network, masks, going, flow, anywhere)
+
+
+def _rescued(
+    network: Network, masks: Mapping[str, Tensor], others: Iterator[dict[str, Tensor]], flow: Measurement
+) -> Removed | None:
+    """The first of other masks that have a path."""
+    for around in others:
+        if connected(network, around):
+            lost = total_score(flow.scores, {name: masks[name] & ~around[name] for name in masks})
+            return Removed(around, _fraction(lost, flow), complete=True)
+    return None
 
 
 def _single(
-    network: Network,
-    masks: Mapping[str, Tensor],
-    going: Mapping[str, Tensor],
-    flow: Measurement,
-    last: bool = True,
+    network: Network, masks: Mapping[str, Tensor], going: Mapping[str, Tensor], flow: Measurement, anywhere: bool
 ) -> Removed:
-    """Remove one weight: the lightest if the bound allows it, else the lightest whose removal leaves a path."""
-    for name, index, score in _ascending(flow.scores, going):
-        trial = dict(masks)
-        trial[name] = masks[name].clone()
-        trial[name].view(-1)[index] = False
-        # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
-        bound = not flow.loose and score < flow.value * (1.0 - ROUNDING)
-        if bound or connected(network, trial):
-            return Removed(trial, _fraction(score, flow), complete=last and count(going) == 1)
+    """Remove one weight: the lightest if the bound allows it, else the lightest whose removal leaves a path.
+
+    With `anywhere`, one that was to stay may go: where all that rank lowest are on the last path from an input,
+    something above them is not.
+    """
+    staying = {name: masks[name] & ~going[name] for name in masks} if anywhere else {}
+    for candidates in (going, staying):
+        for name, index, score in _ascending(flow.scores, candidates):
+            trial = dict(masks)
+            trial[name] = masks[name].clone()
+            trial[name].view(-1)[index] = False
+            # A score of the whole flow means that the weight is on every path, unless it is used several times on one.
+            bound = not flow.loose and score < flow.value * (1.0 - ROUNDING)
+            if bound or connected(network, trial):
+                return Removed(trial, _fraction(score, flow), complete=candidates is going and count(going) == 1)
     raise StuckError(count(masks))
 
 

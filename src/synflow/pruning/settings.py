@@ -145,11 +145,7 @@ def checked_run(
     is_flow = traits.flow_power is not None
     guarded = is_flow if guard is None else bool(guard)
     if fall is certified and not is_flow:
-        flows = ", ".join(repr(name) for name, row in SCORES.items() if traits_of(row).flow_power is not None)
-        raise SynflowError(
-            f"the certified schedule follows the flow, so it needs one of the scores {flows}, "
-            f"got {score!r}; choose another schedule for it"
-        )
+        raise _needs_flow(score)
     target = target_density(compression, density)
     network = open_for(model, example, score, select, protect, data, loss, seed)
     start = full_masks(attached(model) or None if masks is None else masks, network.weights)
@@ -173,6 +169,14 @@ def checked_run(
         network, function, fall, where, steps, start, target, keep, margin, guarded, by_layers, engine, progress,
         about, shield, skeleton,
     )  # fmt: skip
+
+
+def _needs_flow(score: str | Score) -> SynflowError:
+    flows = ", ".join(repr(name) for name, row in SCORES.items() if traits_of(row).flow_power is not None)
+    return SynflowError(
+        f"the certified schedule follows the flow, so it needs one of the scores {flows}, "
+        f"got {score!r}; choose another schedule for it"
+    )
 
 
 def with_settings(door: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
