@@ -151,8 +151,8 @@ def certify(
     full = full_masks(masks, network.weights)
     reached, at_first = reach(network, full), reach(network)
     on_path = {name: full[name] & reached.on_path[name] for name in full}
-    unfed = tuple(name for name, mask in on_path.items() if not (reached.connected and bool(mask.any())))
-    never_run = tuple(name for name in unfed if not (at_first.connected and bool(at_first.on_path[name].any())))
+    unfed = tuple(name for name in full if name not in reached.live_layers)
+    never_run = tuple(name for name in unfed if name not in at_first.live_layers)
     given_up = getattr(masks, "about", {}).get("given_up", "")
     conserved = conservation_of(network, full)
     before = measure(network, options=WITHOUT_SHIFTS, gradients=False)

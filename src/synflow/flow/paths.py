@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..network.private_copy import Network
-from ..support.chunked import count, count_true, lightest
-from ..support.ranking import keep_best
+from ..support.chunked import count_true, lightest
+from ..support.ranking import best_of_each, keep_best
 from ..support.torch_modes import plain_tensors
 from .measure import Measurement, absolute, measure
 from .passes import PassHooks, PassOptions
@@ -37,6 +36,11 @@ class Reach:
 
     connected: bool
     on_path: dict[str, Tensor]
+
+    @property
+    def live_layers(self) -> frozenset[str]:
+        """The layers that have a weight on a path."""
+        return frozenset(name for name, mask in self.on_path.items() if self.connected and bool(mask.any()))
 
 
 def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
@@ -79,8 +83,7 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
         )
         if result.value > 0:
             return round(-result.log2 / _TINY)
-    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
-    if not connected(network, whole if masks is None else masks):
+    if not connected(network, _ones(network, None) if masks is None else masks):
         return None
     return 1 if masks is None else fewest_weights(network)
 
@@ -172,10 +175,7 @@ def _thinned(
 ) -> dict[str, Tensor] | None:
     """The best few of each layer, where a path with as few weights is among them."""
     for share in (0.1, 0.4):
-        kept = {}
-        for name, mask in live.items():
-            number = math.ceil(count({name: mask}) * share)
-            kept.update(keep_best({name: whole.scores[name]}, {name: mask}, number))
+        kept = best_of_each(whole.scores, live, share)
         part = flow(magnitudes={name: size * kept[name] for name, size in magnitudes.items()}, gradients=False)
         if part.value > 0 and round(part.log2 / _TINY) == round(whole.log2 / _TINY):
             return kept

@@ -108,8 +108,7 @@ class PlainEngine:
 
     def live_layers(self) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output."""
-        found = reach(self.network, self._nonzero(self._masks))
-        return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))
+        return reach(self.network, self._nonzero(self._masks)).live_layers
 
     def _nonzero(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What masks keep but for weights that are zero, through which nothing flows."""

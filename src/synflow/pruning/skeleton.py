@@ -19,7 +19,7 @@ from ..flow.paths import connected, cuts, fewest_weights, reach, repeats, shorte
 from ..masks.checks import full_masks
 from ..network.private_copy import Network
 from ..support.chunked import count, count_true
-from ..support.ranking import keep_best
+from ..support.ranking import best_of_each, keep_best
 from .allocation import with_shield
 from .engine import Engine, EngineSettings, StepScores, engine_named
 
@@ -97,7 +97,7 @@ class Skeleton:
         """Join a path through each needed layer: for networks in which the weights that feed a layer rank lowest."""
         masks = {name: magnitude > 0 for name, magnitude in absolute(self._network, self.masks()).items()}
         joined = {name: mask & self._path[name] for name, mask in masks.items()}
-        while missing := self.needed - live_layers(self._network, joined):
+        while missing := self.needed - reach(self._network, joined).live_layers:
             path = _path_through(self._network, masks, min(missing))
             joined = {name: mask | path[name] for name, mask in joined.items()}
         self._engine = self._new_engine(joined)
@@ -209,12 +209,6 @@ class Skeleton:
         return self.needed - live if path else None
 
 
-def live_layers(network: Network, masks: Mapping[str, Tensor]) -> frozenset[str]:
-    """The layers that have a weight on a path from an input to an output."""
-    found = reach(network, masks)
-    return frozenset(name for name, mask in found.on_path.items() if found.connected and bool(mask.any()))
-
-
 def _path_through(network: Network, masks: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
     """Few of the kept weights under which a layer is alive: the best of each layer by the flow through that layer.
 
@@ -230,21 +224,13 @@ def _path_through(network: Network, masks: Mapping[str, Tensor], layer: str) -> 
             scale = min(MOST_SCALED, scale + (CLEARLY + round(math.log2(flow.value / own)) if own > 0 else MOST_SCALED))
             continue
         for share in SHARES:
-            kept = _best_of_each(flow.scores, current, share)
-            if count(kept) < count(current) and layer in live_layers(network, kept):
+            kept = best_of_each(flow.scores, current, share)
+            if count(kept) < count(current) and layer in reach(network, kept).live_layers:
                 current = kept
                 break
         else:
             on_path = reach(network, current).on_path
             return {name: mask & on_path[name] for name, mask in current.items()}
-
-
-def _best_of_each(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The best weights of each layer, as many as the share says, rounded up."""
-    kept: dict[str, Tensor] = {}
-    for name, mask in masks.items():
-        kept |= keep_best({name: scores[name]}, {name: mask}, math.ceil(count({name: mask}) * share))
-    return kept
 
 
 def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = math.inf) -> Skeleton:

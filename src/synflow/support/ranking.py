@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -39,6 +40,14 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
         ties = torch.nonzero((candidates[name] & (scores[name] == threshold)).flatten()).flatten()[:missing]
         mask.view(-1)[ties] = True
         missing -= ties.numel()
+    return kept
+
+
+def best_of_each(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The best candidates of each tensor, as many as the share says, rounded up."""
+    kept: dict[str, Tensor] = {}
+    for name, mask in candidates.items():
+        kept |= keep_best({name: scores[name]}, {name: mask}, math.ceil(chunked.count({name: mask}) * share))
     return kept
 
 
