@@ -294,3 +294,22 @@ def test_a_model_that_writes_into_its_input_is_certified_and_the_example_stays()
     assert certificate.unit_residual < 1e-6
     synflow.compact(model, example, masks)
     assert torch.equal(example, torch.ones(1, 6))
+
+
+def test_layers_that_run_but_that_a_selection_passes_over_are_told_from_those_that_never_run():
+    class Selecting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+            self.unused = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.cat([part(x) for part in self.parts], 1).topk(2).values
+
+    model, example = Selecting(), torch.ones(1, 4)
+    masks = synflow.prune(model, example, compression=2)
+    certificate = synflow.certify(model, masks, example)
+    assert set(certificate.never_run) == {"parts.1.weight", "unused.weight"}
+    said = " ".join(str(certificate).split())
+    assert "never run by the forward pass, not counted: unused.weight; run, but no flow passes them" in said
+    assert "(a selection takes none of it), not counted: parts.1.weight" in said

@@ -33,6 +33,9 @@ def one(h):
 
 
 BOOLEAN = torch.tensor([True, False, True, True, False, True])
+# Multiples of 0.618 modulo one are 0, .62, .24, .85, .47, .09; their order, and one further on in each row.
+SORTED = (torch.tensor([0, 5, 2, 4, 1, 3]) + torch.arange(3)[:, None]) % 6
+DOWN = (torch.tensor([0, 2, 1])[:, None] + torch.arange(6)) % 3
 ROWS = torch.arange(6).reshape(3, 2)  # two positions of six for each of three rows, in turn
 
 
@@ -57,8 +60,9 @@ ROWS = torch.arange(6).reshape(3, 2)  # two positions of six for each of three r
         (lambda h: F.pad(h.topk(2, -1).values, (0, 4)), lambda h: F.pad(h.gather(1, ROWS), (0, 4))),
         (lambda h: torch.zeros_like(h).scatter_(1, h.topk(2).indices, h.topk(2).values),
          lambda h: torch.zeros_like(h).scatter(1, ROWS, h.gather(1, ROWS))),
-        (lambda h: h.sort(-1, descending=True).values, lambda h: h),
-        (lambda h: h.gather(1, h.argsort(1)), lambda h: h),
+        (lambda h: h.sort(-1, descending=True).values, lambda h: h.gather(1, SORTED)),
+        (lambda h: h.gather(1, h.argsort(1)), lambda h: h.gather(1, SORTED)),
+        (lambda h: h.gather(0, h.argsort(0)), lambda h: h.gather(0, DOWN)),
         (lambda h: h + F.one_hot(h.argmax(-1), 6), lambda h: h + F.one_hot(torch.arange(3), 6)),
         (lambda h: h * h.median(-1, keepdim=True).values, lambda h: h * h.mean(-1, keepdim=True)),
         (lambda h: h + h.amin(-1, keepdim=True), lambda h: h + h.amax(-1, keepdim=True)),
@@ -132,7 +136,22 @@ def test_checkpointed_blocks_are_pruned_as_plain_ones():
             assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_best_of_many_anchors_come_from_every_feature_map():
+@torch.library.custom_op("synflow_tests::nms", mutates_args=())
+def nms(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Boxes that do not overlap, best first; torchvision's needs a compiled library."""
+    return scores.argsort(descending=True)
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        lambda scores: scores.topk(24)[1],
+        lambda scores: scores.sort(descending=True)[1][:24],
+        lambda scores: scores.argsort(descending=True)[:24],
+        lambda scores: torch.ops.synflow_tests.nms(scores[:, None].expand(-1, 4), scores)[:24],
+    ],
+)
+def test_the_best_of_many_anchors_come_from_every_feature_map(best):
     class Detector(nn.Module):
         def __init__(self):
             super().__init__()
@@ -144,8 +163,9 @@ def test_the_best_of_many_anchors_come_from_every_feature_map():
             for stage, head in zip(self.stages, self.heads, strict=True):
                 x = stage(x).relu()
                 found.append(head(x).flatten(1))
-            values, positions = torch.cat(found, 1)[0].topk(24)
-            return {"scores": values, "labels": positions}
+            scores = torch.cat(found, 1)[0]
+            positions = best(scores)
+            return {"scores": scores[positions], "labels": positions}
 
     model = Detector()
     scores = synflow.score(model, torch.ones(1, 2, 16, 16))

@@ -22,7 +22,7 @@ from ..support.chunked import count
 from ..support.numbers import power_of_two, times
 from ..support.torch_modes import with_gradients
 from .conservation import conservation_of
-from .inventory import Part, inventory, inventory_text
+from .inventory import NEVER_RUN, Part, inventory, inventory_text
 from .limits import most_compression
 
 
@@ -48,12 +48,12 @@ class Certificate:
 
     `connected`: an input still reaches an output. `empty_layers` have no weight left, which a skip connection may
     survive. `dead_layers` have no weight on a path. `never_run` layers had none before pruning either, since the
-    forward pass does not reach them; they do not count. `given_up` are those for which the guard had no room. `idle`
-    weights are kept but lie on no path, so `effective_compression` counts only the others. `flow_log2_before` and
-    `flow_log2` are log2 of the flow from inputs. The residuals say how far conservation is off: at units, and at the
-    layers that are `cuts`. `max_compression` is exact in chains and plain residual networks, elsewhere a bound that no
-    compression exceeds. `steps` tell for each step the flow pruned over the flow; below one, Theorem 3's condition
-    held. `parameters` says of every parameter of the model what became of it.
+    forward pass does not reach them, or a selection takes nothing of what they send; they do not count. `given_up` are
+    those for which the guard had no room. `idle` weights are kept but lie on no path, so `effective_compression` counts
+    only the others. `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals say how far
+    conservation is off: at units, and at the layers that are `cuts`. `max_compression` is exact in chains and plain
+    residual networks, elsewhere a bound that no compression exceeds. `steps` tell for each step the flow pruned over
+    the flow; below one, Theorem 3's condition held. `parameters` says what became of every parameter of the model.
     """
 
     total: int
@@ -201,8 +201,13 @@ def _layers(certificate: Certificate) -> str:
     given_up = [name for name in dead if name in certificate.given_up]
     if given_up:
         text += f"; given up, as the count left no room: {some(given_up)}"
-    if certificate.never_run:
-        text += f"; never run by the forward pass, not counted: {some(certificate.never_run)}"
+    idle = {name for part in certificate.parameters if part.fate == NEVER_RUN for name in part.names}
+    unread = [name for name in certificate.never_run if name in idle]
+    passed = [name for name in certificate.never_run if name not in idle]
+    if unread:
+        text += f"; never run by the forward pass, not counted: {some(unread)}"
+    if passed:
+        text += f"; run, but no flow passes them (a selection takes none of it), not counted: {some(passed)}"
     return text
 
 

@@ -15,7 +15,7 @@ from ..network.selection import prunable, weight_normed
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
 
-__all__ = ["Part", "inventory", "inventory_text"]
+__all__ = ["NEVER_RUN", "Part", "inventory", "inventory_text"]
 
 PRUNED, EMPTIED, NEVER_RUN = "pruned", "emptied", "never run"
 

@@ -18,6 +18,9 @@ from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite
 from ..tensor import Choice, Flow
 from .basic import BLOCKING, add, homogeneous, product, rearranged
 
+# Multiples of the golden section, modulo one, are the most evenly spread.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
 
 @composite
 def gate_at_one(function: Function, x: Any, *_: Any, **__: Any) -> Any:
@@ -113,13 +116,26 @@ def position(function: Function, x: Flow, dim: int | None = None, keepdim: bool 
     return indices if keepdim else indices.squeeze(dim)
 
 
+def even_order(size: int, device: torch.device) -> Tensor:
+    """All positions: the first, the last, and then such that the first few lie evenly, however many are taken.
+
+    >>> even_order(10, torch.device("cpu"))
+    tensor([0, 9, 5, 2, 7, 4, 1, 6, 3, 8])
+    """
+    order = (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort()
+    return torch.cat([order[:1], order[order == size - 1], order[1:][order[1:] != size - 1]])[:size].to(device)
+
+
 def order(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
-    """sort and argsort: in the order of the positions."""
+    """sort and argsort: whatever comes first may, so the first few are spread, and from row to row one further on."""
     whole = [arg for arg in args if not isinstance(arg, bool)]
     axis = named.get("dim", whole[0] if whole else -1) % max(x.dim(), 1)
-    indices = turns(x.shape, axis, x.shape[axis], x.device)
-    indices = torch.arange(x.shape[axis], device=x.device).reshape([-1] + [1] * (x.dim() - 1 - axis)).expand_as(indices)
-    return indices if function.__name__ == "argsort" else torch.return_types.sort((x, indices))
+    size = x.shape[axis] if x.dim() else 1
+    along = even_order(size, x.device).reshape([-1, *[1] * (x.dim() - 1 - axis)] if x.dim() else [])
+    indices = (turns(x.shape, axis, 1, x.device) + along) % max(size, 1) if x.dim() else along
+    if function.__name__ == "argsort":
+        return indices
+    return torch.return_types.sort((rearranged(torch.gather, x, axis, indices), indices))
 
 
 def statistic(function: Function, x: Flow, *args: Any, **named: Any) -> Any:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ..dispatch import Function, Rule, composite, stand_in
 from ..tensor import Flow, fixed
 from .basic import rearranged
+from .choices import even_order
 
 
 def at_one(x: Any) -> Any:
@@ -121,8 +122,8 @@ _STAND_INS: dict[str, Rule] = {
     "softmin gumbel_softmax": lambda x, *_, dim=-1, **__: torch.softmax(x, dim),
     # They are bounded, as gates are.
     "sign sgn cos heaviside erfc sinc bernoulli": lambda x, *_, **__: torch.sigmoid(x),
-    # Every box may stay.
-    "nms": lambda boxes, *_, **__: torch.arange(len(boxes), device=boxes.device),
+    # Every box may stay; of the best few, which a detector then takes, some are to come from each feature map.
+    "nms": lambda boxes, *_, **__: even_order(len(boxes), boxes.device),
 }
 
 TABLE: dict[str, Rule] = {
