@@ -77,6 +77,10 @@ _NEO = {
 }  # fmt: skip
 _BLOOM = {"vocab_size": 99, "hidden_size": 64, "n_layer": 3, "n_head": 4}
 _MAMBA = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
+_RWKV = {
+    "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "attention_hidden_size": 64, "intermediate_size": 128,
+}  # fmt: skip
+_XLSTM = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "use_cache": False}
 _SEGFORMER = {
     "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [16, 32], "patch_sizes": [3, 3],
     "strides": [2, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
@@ -126,10 +130,14 @@ _TRANSFORMERS: dict[str, list[tuple[str, dict[str, Any], dict[str, Tensor], str]
         *[(name, _HEADS, _TEXT, _LM) for name in ("qwen3", "gemma", "gemma2", "gemma3_text", "glm4")],
         ("mixtral", {**_GROUPED, "num_local_experts": 4}, _TEXT, _LM),
         ("mamba", _MAMBA, _TEXT, _LM),
+        ("recurrent_gemma", {**_GROUPED, "num_key_value_heads": 1, "lru_width": 64}, _TEXT, _LM),
+        ("rwkv", _RWKV, _TEXT, _LM),
+        ("xlstm", _XLSTM, _TEXT, _LM),
     ],
     "Sequence to sequence": [
         ("t5", _T5, _PAIR, "AutoModelForSeq2SeqLM"),
         ("mt5", {**_T5, "feed_forward_proj": "gated-gelu"}, _PAIR, "AutoModel"),
+        ("switch_transformers", {**_T5, "num_experts": 4}, _PAIR, "AutoModelForSeq2SeqLM"),
         ("bart", _BART, _PAIR, "AutoModelForSeq2SeqLM"),
         ("marian", _BART, _PAIR, "AutoModel"),
         (

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.checks import some
-from ..network.private_copy import arguments, isolated, move, private_copy
+from ..network.private_copy import arguments, isolated, move
 from ..network.selection import prunable, weight_normed
+from ..network.untouched_run import run_untouched
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
 
@@ -38,7 +39,7 @@ def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tu
     """Every parameter of the model in one part, and notes on those that a user would not expect."""
     parameters = dict(model.named_parameters())
     try:
-        read = _read(model, example)
+        read = run_untouched(model, lambda twin: _read(twin, example))
         notes = _warnings([name for name in masks if name not in read])
     except Exception as cause:
         read = set(parameters)
@@ -79,9 +80,8 @@ def _warnings(idle: list[str]) -> tuple[str, ...]:
     )
 
 
-def _read(model: nn.Module, example: Any) -> set[str]:
+def _read(twin: nn.Module, example: Any) -> set[str]:
     """The parameters that a forward pass in eval mode hands to some operation."""
-    twin = private_copy(model)
     parameters = {id(parameter): name for name, parameter in twin.named_parameters()}
     device = next((parameter.device for parameter in twin.parameters()), torch.device("cpu"))
     args, kwargs = arguments(move(example, device))

@@ -21,7 +21,8 @@ from ..support.torch_modes import SafeMode
 from .advice import advice, innermost_module
 from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, WEIGHTED
 from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, anything, as_flow, fixed, flows, read_attribute, scaled
+from .tensor import Choice, Flow, as_flow, flows, read_attribute
+from .written import Written
 
 Function: TypeAlias = Callable[..., Any]
 Rule: TypeAlias = Callable[..., Any]
@@ -107,12 +108,8 @@ def findings() -> PassFindings:
 
 
 def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
-    """A constant that enters beside the flow: absolute, at the given exponent; where it counts, the pass is loose."""
-    constant = constant.detach().to(dtype)
-    if not options().sources:
-        return torch.zeros_like(constant)
-    findings().loose = findings().loose or anything(constant)
-    return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
+    """A constant that enters beside the flow of the pass under way."""
+    return active_mode().flow_pass.source(constant, dtype, exponent)
 
 
 def as_input(data: Tensor) -> Flow:
@@ -129,7 +126,7 @@ class LinearizationMode(SafeMode):
         self.flow_pass = flow_pass
         self.modules = modules
         self._outer: list[LinearizationMode | None] = []
-        self._has_windows = False
+        self.written = Written(flow_pass, self.where)
 
     def __enter__(self) -> LinearizationMode:
         self._outer.append(_ACTIVE.mode)
@@ -154,9 +151,9 @@ class LinearizationMode(SafeMode):
         if device is not None:  # the model's own: a flow keeps its precision
             with torch.autocast(device, enabled=False):
                 return self.__torch_function__(func, types, args, kwargs)
-        if self._has_windows:
+        if self.written.anything:
             with torch.enable_grad() if self.gradients else torch.no_grad():
-                args, kwargs = mapped(self._window, (args, kwargs))
+                args, kwargs = mapped(self.written.current, (args, kwargs))
         if self.flow_pass.watched is not None:
             self._note_uses(func, args, kwargs)
         name, flowing = getattr(func, "__name__", ""), flows((args, kwargs))
@@ -187,6 +184,8 @@ class LinearizationMode(SafeMode):
                 return result
         if name == "__get__":
             return read_attribute(func, args, kwargs)
+        if name == "__set__":
+            return self.written.set_attribute(func, *args)
         if name in ABOUT:
             return func(*args, **kwargs)
         return self.by_rule(ALIASES.get(name, name), func, args, kwargs)
@@ -234,56 +233,7 @@ class LinearizationMode(SafeMode):
         function = getattr(Tensor, base, None) or getattr(torch.nn.functional, base, None)
         if function is None or not (base in _USER_RULES or base in RULES):
             raise self.no_rule(name, func)
-        return self.overwrite(args[0], self.by_rule(base, function, args, kwargs))
-
-    def overwrite(self, target: Tensor, value: Any) -> Tensor:
-        """Put a flow into an existing tensor; a plain tensor becomes a flow, unless it is a window on another one."""
-        if value is target or not isinstance(value, Flow):
-            return target
-        if not isinstance(target, Flow):
-            target = self.becoming_flow(target, value)
-        assert isinstance(target, Flow)
-        if target.is_weight:
-            raise SynflowError(
-                f"in {self.where()} the forward pass writes into a prunable weight, which would change it at each of "
-                "many passes; do this once before pruning, or leave the layer out with protect=..."
-            )
-        shift = value.exponent - target.exponent
-        if abs(shift) > 40:
-            if target._is_view():
-                # A window shares its exponent with the whole, where this would not fit. `x += y` takes what returns.
-                return value
-            target.exponent, shift = value.exponent, 0
-        target.copy_(scaled(value, shift).to(target.dtype))
-        target.degrees = value.degrees
-        return target
-
-    def becoming_flow(self, target: Tensor, value: Flow) -> Flow:
-        """A constant into which a flow is written, as a flow; where it is a view, so does the tensor that it shows."""
-        base = target._base if target._is_view() else target
-        if base is None or not base.is_contiguous():
-            raise SynflowError(
-                f"in {self.where()} a flow is written into a view of a constant tensor that is not contiguous; write "
-                "into the tensor itself (out[...] = value), or build it with torch.cat"
-            )
-        # Fresh memory in the flow's own precision; made from the flow, so that a recording can make it again.
-        fresh = value.as_subclass(Tensor).new_zeros(base.shape)
-        base.data = fresh.copy_(base.abs() if base.is_complex() else base)
-        flow = as_flow(base, value.exponent)
-        if base is target:
-            return flow
-        flow.copy_(source(fixed(flow), flow.dtype, flow.exponent))
-        self._has_windows = True
-        window: Flow = self._window(target)
-        return window
-
-    def _window(self, leaf: Any) -> Any:
-        """A view of a constant that has become a flow since: a view of that flow."""
-        if type(leaf) is not Tensor or not leaf._is_view() or not isinstance(leaf._base, Flow):
-            return leaf
-        base = leaf._base
-        shown = base.as_subclass(Tensor).as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
-        return as_flow(shown, base.exponent, base.degrees)
+        return self.written.overwrite(args[0], self.by_rule(base, function, args, kwargs))
 
     def where(self) -> str:
         """The innermost module that is running, by name and class."""

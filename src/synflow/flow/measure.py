@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.utils import _pytree as pytree
 
 from ..errors import SynflowError
-from ..network.private_copy import Network, isolated, restoring
+from ..network.private_copy import Network, arguments, isolated, restoring, whole_copy
 from ..support.chunked import keeps_all
 from ..support.torch_modes import plain_tensors
 from . import rules  # noqa: F401  (fills the table of rules)
@@ -72,24 +74,55 @@ def measure(
     notes: dict[str, None] = {}
     if magnitudes is None:
         magnitudes = absolute(network, masks, power, notes)
-    leaves = _leaves(magnitudes, leaf_exponent, gradients, options.trace)
-    watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
-    flow_pass = FlowPass(options, PassFindings(notes=notes), watched, network.constants, hooks)
-    follow = gradients or options.follow_inputs
     with isolated(network.seed, network.device):
-        total = _run(network, flow_pass, leaves, follow)
-        value = number(total.detach())
-        if not math.isfinite(value):
-            raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
-        weights = leaves if gradients else {}
-        scores = _scores(total, weights, hooks, flow_pass.found.inputs) if follow else {}
+        begin = partial(_begun, network, magnitudes, leaf_exponent, gradients, options, notes, hooks)
+        flow_pass, total, scores = _both_ways(network, begin, gradients)
         network.put_back()  # so that magnitudes live no longer than whoever made them wants
-    found = flow_pass.found
+    found, value = flow_pass.found, number(total.detach())
     units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
         value, total.exponent, scores, found.had_shifts, tuple(notes), total.degrees, units, found.loose, found.bent,
         _reached(found), total.detach().as_subclass(Tensor),
     )  # fmt: skip
+
+
+def _begun(
+    network: Network, magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, options: PassOptions,
+    notes: dict[str, None], hooks: PassHooks | None,
+) -> tuple[FlowPass, dict[str, Flow]]:  # fmt: skip
+    """A new pass and its weights as flows."""
+    leaves = _leaves(magnitudes, exponent, gradients, options.trace)
+    watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
+    return FlowPass(options, PassFindings(notes=notes), watched, network.constants, hooks), leaves
+
+
+def _both_ways(
+    network: Network, begin: Callable[[], tuple[FlowPass, dict[str, Flow]]], gradients: bool
+) -> tuple[FlowPass, Flow, dict[str, Tensor]]:
+    """The flow, and the scores of the weights where gradients are asked for.
+
+    A model that writes into a tensor after it was used (a state, layer by layer) cannot be differentiated as it is.
+    Then what the backward pass needs is copied before it is written to, in a second try and in later passes.
+    """
+    key = "writes into what it used"
+    while True:
+        flow_pass, leaves = begin()
+        follow = gradients or flow_pass.options.follow_inputs
+        try:
+            with allow_mutation_on_saved_tensors() if key in network.constants else nullcontext():
+                total = _run(network, flow_pass, leaves, follow)
+                value = number(total.detach())
+                if not math.isfinite(value):
+                    raise SynflowError(
+                        f"the flow of {type(network.model).__name__} is {value}; check weights and statistics"
+                    )
+                weights = leaves if gradients else {}
+                scores = _scores(total, weights, flow_pass.hooks, flow_pass.found.inputs) if follow else {}
+                return flow_pass, total, scores
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error) or key in network.constants:
+                raise
+        network.constants[key] = True
 
 
 def _leaves(magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, trace: bool) -> dict[str, Flow]:
@@ -116,8 +149,13 @@ def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], foll
     names = {module: name for name, module in network.model.named_modules()}
     mode = LinearizationMode(flow_pass, names, follow)
     example = pytree.tree_map(lambda leaf: _input(leaf, dtype, degrees, flow_pass), network.example)
-    with torch.no_grad(), forward_only(), mode:
-        output = _forward(network, example)
+    try:
+        with torch.no_grad(), forward_only(), mode:
+            output = network.call(example)
+    except SynflowError:
+        raise
+    except Exception as cause:
+        raise _failed(network, cause) from cause
     return _total(output, flow_pass.hooks)
 
 
@@ -185,18 +223,25 @@ def cast_rest(network: Network, dtype: torch.dtype) -> None:
                     table[key] = torch.nn.Parameter(cast, False) if isinstance(tensor, torch.nn.Parameter) else cast
 
 
-def _forward(network: Network, example: Any) -> Any:
+def _failed(network: Network, cause: Exception) -> SynflowError:
+    """The error for a forward pass that failed; whether the model is to blame is found by running it as it is."""
+    shapes = ", ".join(str(tuple(t.shape)) for t in pytree.tree_leaves(network.example) if isinstance(t, Tensor))
+    network.put_back()
+    args, kwargs = arguments(network.example)
+    advice = "Outside of synflow the model runs on it, so an operation may need a rule (synflow.register_rule)"
     try:
-        return network.call(example)
-    except SynflowError:
-        raise
-    except Exception as cause:
-        shapes = ", ".join(str(tuple(t.shape)) for t in pytree.tree_leaves(example) if isinstance(t, Tensor))
-        raise SynflowError(
-            f"{type(network.model).__name__} fails on an example of shape {shapes or 'none'}: "
-            f"{type(cause).__name__}: {cause}. If the model runs on this example outside of synflow, an operation in "
-            "it may need a rule (synflow.register_rule)"
-        ) from cause
+        with torch.no_grad():
+            whole_copy(network.model).eval()(*args, **kwargs)
+    except Exception as own:
+        cause = own
+        advice = (
+            "Outside of synflow the model fails on it too, in eval mode. Give an example on which model.eval() runs: "
+            'positional or keyword arguments, settings included, such as {"input_ids": ids, "use_cache": False}'
+        )
+    return SynflowError(
+        f"{type(network.model).__name__} fails on an example of shape {shapes or 'none'}: "
+        f"{type(cause).__name__}: {cause}. {advice}"
+    )
 
 
 def _total(output: Any, hooks: PassHooks | None) -> Flow:

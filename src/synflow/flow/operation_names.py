@@ -9,6 +9,7 @@ ABOUT = frozenset(
     storage_offset __len__ __hash__ __repr__ __format__ data_ptr _is_view is_inference is_same_size new_zeros
     new_ones new_full new_empty zeros_like ones_like full_like empty_like new_tensor rand_like randn_like
     result_type can_cast promote_types register_hook requires_grad_ retain_grad is_tensor is_signed
+    _has_compatible_shallow_copy_type
     """.split()
 )
 # Layers: what these send is the flow of their units.

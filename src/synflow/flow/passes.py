@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..support.private_torch import DisableTorchFunction
-from .tensor import Degrees, Flow, as_flow
+from .tensor import Degrees, Flow, anything, as_flow, scaled, unblocking
 
 
 @dataclass(frozen=True)
@@ -123,3 +123,11 @@ class FlowPass:
         # A copy: the model may write into its input, which a leaf refuses. An embedding starts where gradients are off.
         with torch.enable_grad(), DisableTorchFunction():
             return as_flow(leaf.clone())
+
+    def source(self, constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
+        """A constant that enters beside the flow: absolute, at the given exponent; where it counts, it is loose."""
+        constant = unblocking(constant.detach().to(dtype))
+        if not self.options.sources:
+            return torch.zeros_like(constant)
+        self.found.loose = self.found.loose or anything(constant)
+        return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)

@@ -22,6 +22,10 @@ from ..support.nested import leaves
 # fits in memory, stays far inside float32, and most operations need no extra pass.
 WINDOW = 16
 
+# An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add. Beside a
+# flow it is the start of a running maximum.
+BLOCKING = -1e4
+
 # Degrees are capped here: products of products double them at each level, and beyond this only "many" matters.
 MANY = 1 << 20
 
@@ -123,6 +127,11 @@ def number(data: Tensor) -> float:
 def anything(constant: Tensor) -> bool:
     """Whether a constant has an entry but zeros; one that was made like a flow does not depend on its values."""
     return bool(number(torch.any(constant != 0)))
+
+
+def unblocking(constant: Tensor) -> Tensor:
+    """A constant with zeros where it is so negative that nothing passes."""
+    return constant.masked_fill(constant <= BLOCKING, 0.0)
 
 
 def peak(data: Tensor) -> float:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .private_copy import arguments, private_copy
+from .private_copy import arguments
+from .untouched_run import run_untouched
 
 __all__ = ["flops"]
 
@@ -19,7 +20,11 @@ def flops(model: nn.Module, example: Any) -> int:
     >>> flops(nn.Linear(3, 2), torch.ones(1, 3))
     12
     """
+    return run_untouched(model, lambda twin: _counted(twin, example))
+
+
+def _counted(model: nn.Module, example: Any) -> int:
     args, kwargs = arguments(example)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        private_copy(model).eval()(*args, **kwargs)
+        model.eval()(*args, **kwargs)
     return int(counter.get_total_flops())

@@ -20,6 +20,7 @@ from ..support.private_torch import modes_entered, pytree, set_gradients
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .checkpoints import without_checkpoints
+from .module_state import forgetting
 from .selection import Select, check_finite, prunable, slots
 from .shared_memory import held_beside
 from .wrappers import unwrap
@@ -93,7 +94,7 @@ class Network:
         self.replace(self._originals)
 
     def call(self, inputs: Any) -> Any:
-        """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments."""
+        """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments; it keeps no state of it."""
         args, kwargs = arguments(inputs)
         with ExitStack() as stack:
             if self._reached_around:
@@ -101,6 +102,7 @@ class Network:
             if any("_orig_mod" in module._modules for module in self.model.modules()):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # parts of the model are compiled
             stack.enter_context(without_checkpoints())
+            stack.enter_context(forgetting(self.model))
             return self.model(*args, **kwargs)
 
 
@@ -147,9 +149,11 @@ def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
         for buffer in module._buffers.values():
             if buffer is not None:
                 memo[id(buffer)] = buffer.detach().clone()
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor) and name not in ("_parameters", "_buffers"):
-                memo.setdefault(id(value), value.detach() if value.grad_fn is not None else value)
+        for value in vars(module).values():
+            # A plain parameter as an attribute is a weight that is held beside; other tensors may be written to, and
+            # those with a history (the weight under an old-style weight norm) cannot be deep-copied.
+            if isinstance(value, Tensor):
+                memo.setdefault(id(value), value if isinstance(value, nn.Parameter) else value.detach().clone())
     return _deepcopy(model, memo)
 
 

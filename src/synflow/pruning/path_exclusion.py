@@ -79,7 +79,7 @@ class _PathHooks(PassHooks):
                 "flow, so active paths cannot be followed; choose another score"
             )
         gated = as_flow(flow.as_subclass(Tensor) * gate, flow.exponent)
-        return active_mode().overwrite(flow, gated) if name.endswith("_") else gated
+        return active_mode().written.overwrite(flow, gated) if name.endswith("_") else gated
 
     def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Flows are in plain form."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...support.nested import leaves, mapped
 from ..dispatch import Function, active_mode, findings, options, source
 from ..tensor import (
+    BLOCKING,
     Flow,
     anything,
     as_flow,
@@ -21,10 +22,8 @@ from ..tensor import (
     normalised,
     saturated,
     scaled,
+    unblocking,
 )
-
-# An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add.
-BLOCKING = -1e4
 
 
 def identity(function: Function, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +112,7 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
     items = flows((args, kwargs))
     exponent, dtype, degrees = common_exponent(items), items[0].dtype, either(items)
     counted = any(
-        anything(leaf)
+        anything(unblocking(leaf))
         for leaf in leaves((args, kwargs))
         if isinstance(leaf, Tensor)
         and not isinstance(leaf, Flow)

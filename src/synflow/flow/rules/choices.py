@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...support.nested import leaves, mapped
 from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite
-from ..tensor import Choice, Flow
-from .basic import BLOCKING, add, homogeneous, product, rearranged
+from ..tensor import BLOCKING, Choice, Flow
+from .basic import add, homogeneous, product, rearranged
 
 # Multiples of the golden section, modulo one, are the most evenly spread.
 GOLDEN = (math.sqrt(5) - 1) / 2

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...support.nested import leaves, mapped
-from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options, source
-from ..tensor import Flow, as_flow, either, fixed, flows, scaled
-from .basic import BLOCKING, by_name, homogeneous, identity, rearranged, shift
+from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options
+from ..tensor import BLOCKING, Flow, as_flow, either, fixed, flows, scaled, unblocking
+from .basic import by_name, homogeneous, identity, rearranged, shift
 
 _IDENTITY = """
 relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardtanh tanh tanhshrink
@@ -105,14 +105,14 @@ def where(function: Function, condition: Any, first: Any = None, second: Any = N
         condition, first = first, condition
     sides = [s if isinstance(s, Tensor) else torch.tensor(float(s), dtype=torch.float64) for s in (first, second)]
     device = next(s.device for s in sides if isinstance(s, Flow))
-    sides = [s if isinstance(s, Flow) else s.to(device).masked_fill(s.to(device) <= BLOCKING, 0.0) for s in sides]
+    sides = [s if isinstance(s, Flow) else unblocking(s.to(device)) for s in sides]
     return homogeneous(torch.where, condition, *sides)
 
 
 def set_item(function: Function, target: Tensor, index: Any, value: Any) -> None:
     """`target[index] = value`, where either may be a flow."""
     if isinstance(value, Flow):
-        flow = _becoming_flow(target, value)
+        flow = _writable(target if isinstance(target, Flow) else active_mode().written.becoming_flow(target, value))
         gap = value.exponent - flow.exponent
         if gap > 40 and not flow._is_view():
             # The new part outweighs what is there: bring the rest to its exponent, not the other way round.
@@ -122,18 +122,19 @@ def set_item(function: Function, target: Tensor, index: Any, value: Any) -> None
         flow.degrees = either([flow, value])
     else:
         assert isinstance(target, Flow)
-        flow = target
+        flow = _writable(target)
         constant = torch.as_tensor(value, dtype=flow.dtype, device=flow.device)
-        content = shift(constant.masked_fill(constant <= BLOCKING, 0.0), flow.dtype, flow.exponent)
+        content = shift(unblocking(constant), flow.dtype, flow.exponent)
     flow[index] = content
+    if isinstance(target, Flow) and target.is_weight:
+        active_mode().written.rewrite(target, flow)
 
 
-def _becoming_flow(target: Tensor, value: Flow) -> Flow:
-    """A constant into which a flow is written becomes a flow; what it held is a shift."""
-    if isinstance(target, Flow):
-        return target
-    flow = active_mode().becoming_flow(target, value)
-    flow.copy_(source(flow.as_subclass(Tensor), flow.dtype, value.exponent))
+def _writable(flow: Flow) -> Flow:
+    """A flow into which entries can be written: of a weight a copy."""
+    if flow.is_weight:
+        return as_flow(flow.clone(), flow.exponent, flow.degrees)
+    active_mode().written.refuse_part_of_weight(flow)
     return flow
 
 
@@ -141,8 +142,11 @@ def copy(function: Function, target: Tensor, source: Any, *_: Any, **__: Any) ->
     """`target.copy_(source)`."""
     if isinstance(source, Flow):
         expanded = as_flow(source.expand_as(target).clone(), source.exponent, source.degrees)
-        return active_mode().overwrite(target, expanded)
+        return active_mode().written.overwrite(target, expanded)
     assert isinstance(target, Flow)
+    if target.is_weight:
+        raise active_mode().written.no_way_on()
+    active_mode().written.refuse_part_of_weight(target)
     target.copy_(shift(source, target.dtype, target.exponent))
     return target
 
