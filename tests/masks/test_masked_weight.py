@@ -218,3 +218,19 @@ def test_quantization_refuses_masked_layers_and_takes_baked_ones():
         quantized = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})
         assert "Dynamic" in type(quantized[0]).__module__ + type(quantized[0]).__qualname__ + repr(quantized)
     assert not hasattr(model[0], "qconfig")
+
+
+@pytest.mark.parametrize("other", ["plain", "parameter", "masked", "row"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_swapping_tensors_is_refused_before_anything_is_changed(other, turned):
+    layer = masked()
+    weight = layer.weight
+    one = weight[0] if other == "row" else weight
+    two = {"plain": torch.ones(4, 4), "parameter": nn.Parameter(ONES.clone()), "masked": masked().weight}.get(
+        other, torch.ones(4)
+    )
+    kinds = type(one), type(two)
+    with pytest.raises((SynflowError, RuntimeError), match=r"Cannot swap t1 and t2|writes into a masked weight"):
+        torch.utils.swap_tensors(*((two, one) if turned else (one, two)))
+    assert (type(one), type(two)) == kinds
+    assert torch.equal(layer.weight, weight)

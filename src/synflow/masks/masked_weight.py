@@ -28,6 +28,15 @@ _AS_PLAIN = {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
 class MaskedWeight(Tensor):
     """The values of a masked weight."""
 
+    # `torch.utils.swap_tensors` refuses tensors whose classes have other slots than each other, before it changes one.
+    __slots__ = ("_masked",)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Swapping two masked weights begins with their classes."""
+        if name == "__class__":
+            raise _lost("swap_tensors")
+        super().__setattr__(name, value)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
