@@ -8,6 +8,7 @@ so that every expert behind a router is reached, if there are positions enough.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -97,17 +98,45 @@ def turns(shape: torch.Size, dim: int, number: int, device: torch.device) -> Ten
     return positions.reshape(*rest, number).movedim(-1, dim)
 
 
+def even_order(size: int, device: torch.device) -> Tensor:
+    """All positions: the first, the last, and then such that the first few lie evenly, however many are taken.
+
+    >>> even_order(10, torch.device("cpu"))
+    tensor([0, 9, 5, 2, 7, 4, 1, 6, 3, 8])
+    """
+    order = (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort()
+    return torch.cat([order[:1], order[order == size - 1], order[1:][order[1:] != size - 1]])[:size].to(device)
+
+
+@lru_cache(maxsize=64)
+def spread(size: int, number: int) -> Tensor:
+    """Some positions of many, ascending: half of them evenly from the first to the last, half closer towards the end.
+
+    A detector's anchors lie side by side, each feature map a quarter as large as the one before, down to a single
+    cell; so distances from the end that grow by a factor reach every map.
+
+    >>> spread(1000, 12)
+    tensor([  0, 199, 399, 599, 610, 684, 799, 901, 969, 991, 997, 999])
+    """
+    late = number // 2
+    chosen = torch.zeros(size, dtype=torch.bool)
+    chosen[torch.arange(number - late) * (size - 1) // max(number - late - 1, 1)] = True
+    chosen[size - (size ** (torch.arange(late, dtype=torch.float64) / late)).long()] = True
+    others = even_order(size, chosen.device)
+    chosen[others[~chosen[others]][: number - int(chosen.sum())]] = True  # in place of those that were met twice
+    return chosen.nonzero().flatten()
+
+
 def select(function: Function, x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
     """topk: k positions in turn, whose flow passes.
 
-    If all rows together take fewer than there are, these are spread from the first to the last: a detector's anchors
-    lie side by side, those of its coarsest feature map last, and each map is to be reached.
+    If all rows together take fewer than there are, these are spread from the first to the last.
     """
     axis, number = dim % max(x.dim(), 1), named.get("k", k)
     indices = turns(x.shape, axis, number, x.device)
     size, total = x.shape[axis] if x.dim() else 1, indices.numel()
     if 1 < total < size:
-        indices = indices * (size - 1) // (total - 1)
+        indices = spread(size, total).to(x.device)[indices]
     return torch.return_types.topk((rearranged(torch.gather, x, axis, indices), indices))
 
 
@@ -117,16 +146,6 @@ def position(function: Function, x: Flow, dim: int | None = None, keepdim: bool 
         return torch.zeros((), dtype=torch.long, device=x.device)
     indices = turns(x.shape, dim % x.dim(), 1, x.device)
     return indices if keepdim else indices.squeeze(dim)
-
-
-def even_order(size: int, device: torch.device) -> Tensor:
-    """All positions: the first, the last, and then such that the first few lie evenly, however many are taken.
-
-    >>> even_order(10, torch.device("cpu"))
-    tensor([0, 9, 5, 2, 7, 4, 1, 6, 3, 8])
-    """
-    order = (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort()
-    return torch.cat([order[:1], order[order == size - 1], order[1:][order[1:] != size - 1]])[:size].to(device)
 
 
 def order(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
