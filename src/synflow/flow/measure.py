@@ -240,7 +240,7 @@ def _failed(network: Network, cause: Exception) -> SynflowError:
         )
     return SynflowError(
         f"{type(network.model).__name__} fails on an example of shape {shapes or 'none'}: "
-        f"{type(cause).__name__}: {cause}. {advice}"
+        f"{type(cause).__name__}: {str(cause).rstrip('.')}. {advice}"
     )
 
 

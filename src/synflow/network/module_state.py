@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 # Attributes that every module has; the tables among them are looked at by name, hooks are not.
 _OWN = frozenset(vars(nn.Module()))
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
@@ -21,20 +20,19 @@ def forgetting(model: nn.Module) -> Iterator[None]:
     Lists, dicts, sets and queues that are attributes get their entries back, and buffers and tensors their values. What
     other objects hold is not looked at, nor are the values of parameters.
     """
-    tables = [table for module in model.modules() for table in _tables(module)]
-    before = [(table, _entries(table)) for table in tables]
-    weights = {id(weight) for module in model.modules() for weight in module._parameters.values()}
-    tensors = {
-        id(tensor): (tensor, _state(tensor), tensor.detach().clone())
-        for tensor in _tensors(tables)
-        if id(tensor) not in weights
-    }
+    modules = list(model.modules())
+    tables = [table for module in modules for table in _tables(module)]
+    before = [(table, table.copy(), _ids(table)) for table in tables]
+    weights = {id(weight) for module in modules for weight in module._parameters.values()}
+    found = {id(tensor): tensor for tensor in _tensors(modules) if id(tensor) not in weights}
+    tensors = {key: (tensor, _state(tensor), tensor.detach().clone()) for key, tensor in found.items()}
     try:
         yield
     finally:
-        for table, entries in before:
-            if not _same(_entries(table), entries):
-                _refill(table, entries)
+        for table, entries, ids in before:
+            if _ids(table) != ids:
+                table.clear()
+                table.extend(entries) if isinstance(table, (list, deque)) else table.update(entries)
         changed = {key: copy for key, (tensor, state, copy) in tensors.items() if _state(tensor) != state}
         if changed:
             for table in tables:
@@ -45,35 +43,32 @@ def forgetting(model: nn.Module) -> Iterator[None]:
 def _tables(module: nn.Module) -> Iterator[Any]:
     """The containers of a module: its attributes, its tables by name, and its own lists, dicts, sets and queues."""
     attributes = vars(module)
-    yield attributes
-    yield from (attributes[name] for name in _TABLES)
-    yield from (v for k, v in attributes.items() if k not in _OWN and isinstance(v, (list, dict, set, deque)))
+    yield from (attributes, module._parameters, module._buffers, module._modules)
+    for name in attributes.keys() - _OWN:
+        if isinstance(attributes[name], (list, dict, set, deque)):
+            yield attributes[name]
 
 
-def _entries(table: Any) -> list[Any]:
-    return list(table.items()) if isinstance(table, dict) else list(table)
+def _tensors(modules: list[nn.Module]) -> Iterator[Tensor]:
+    """Buffers and other tensors that modules hold by themselves or in their containers."""
+    for module in modules:
+        attributes = vars(module)
+        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+        for name in attributes.keys() - _OWN:
+            value = attributes[name]
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, (list, dict, set, deque)):
+                yield from (held for held in _values(value) if isinstance(held, Tensor))
 
 
-def _same(now: list[Any], before: list[Any]) -> bool:
-    """Whether two lists of entries, or of keys with entries, hold the same objects."""
-    if len(now) != len(before):
-        return False
-    return all(a is b or (type(a) is type(b) is tuple and _same_pair(a, b)) for a, b in zip(now, before, strict=True))
+def _values(table: Any) -> Collection[Any]:
+    return table.values() if isinstance(table, dict) else table
 
 
-def _same_pair(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _refill(table: Any, entries: list[Any]) -> None:
-    table.clear()
-    table.update(entries) if isinstance(table, (dict, set)) else table.extend(entries)
-
-
-def _tensors(tables: list[Any]) -> Iterator[Tensor]:
-    """The tensors in them."""
-    for table in tables:
-        yield from (v for v in (table.values() if isinstance(table, dict) else table) if isinstance(v, Tensor))
+def _ids(table: Any) -> tuple[Any, ...]:
+    """Which objects a container holds, in order, and under which keys."""
+    return (*(table if isinstance(table, dict) else ()), *map(id, _values(table)))
 
 
 def _state(tensor: Tensor) -> tuple[type, int]:

@@ -22,6 +22,7 @@ from ..support.chunked import count, count_true
 from ..support.ranking import best_of_each, keep_best
 from .allocation import with_shield
 from .engine import Engine, EngineSettings, StepScores, engine_named
+from .levels import levelled
 
 # Weights are ranked by the flow from inputs alone, as paths are. Gates share it, so that no layer counts twice. Norms
 # normalise it, so that no branch has so little that its scores underflow.
@@ -32,8 +33,8 @@ ROUGH = 1 / 8
 AHEAD = 30
 # Gates in series meet the weights before them 2, 4, 8, ... times: paths with more weights per layer are not followed.
 LONGEST = 4
-# After so many failed removals the lightest weights are not what can go, and a skeleton is built from paths.
-PATIENCE = 20
+# After so many failed removals the lightest weights are not what can go: layers are levelled, or paths are joined.
+PATIENCE = 10
 # Shares of each layer that are tried for a path, the smaller first.
 SHARES = (0.1, 0.4, 0.8)
 # A layer is scaled up until this share of the flow passes it: by this many bits more than it lacked, at most by 2^100.
@@ -46,7 +47,8 @@ class Skeleton:
     """Weights under which the layers in `needed` live; `given_up` names the layers for which there was no room."""
 
     def __init__(self, network: Network, masks: Mapping[str, Tensor]) -> None:
-        self._network, self._number = network, 0
+        self._network = self._own = network
+        self._number = 0
         self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         self._engine = self._new_engine(masks)
         self.layers = self.needed = self._engine.live_layers()
@@ -92,6 +94,11 @@ class Skeleton:
                 self._block({name: mask & ~kept[name] for name, mask in self.masks().items()})
             self._number = max(number // 2, 1)
         return False
+
+    def level(self) -> None:
+        """Rank weights from now on as if about as much flow passed every layer: no branch is the lightest part."""
+        self._network = levelled(self._own, self.masks(), FROM_INPUTS)
+        self._engine = self._new_engine(self.masks())
 
     def build_anew(self) -> None:
         """Join a path through each needed layer: for networks in which the weights that feed a layer rank lowest."""
@@ -240,7 +247,13 @@ def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = m
     """
     skeleton = Skeleton(network, masks)
     target = int(min(most, skeleton.size))
-    if not skeleton.thin_out(target, rough=True, failures=PATIENCE):
+    thin, size = skeleton.thin_out(target, rough=True, failures=PATIENCE), math.inf
+    while not thin and skeleton.size < size / 2:
+        # What has gone changes the flow of the rest, so that it is levelled again as long as that brings much.
+        size = skeleton.size
+        skeleton.level()
+        thin = skeleton.thin_out(target, rough=True, failures=PATIENCE)
+    if not thin and skeleton.size > target:
         thinned = skeleton.masks()
         skeleton.build_anew()
         skeleton.thin_out(target, rough=True)

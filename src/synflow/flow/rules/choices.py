@@ -22,9 +22,6 @@ from .basic import add, homogeneous, product, rearranged
 # Multiples of the golden section, modulo one, are the most evenly spread.
 GOLDEN = (math.sqrt(5) - 1) / 2
 
-# Multiples of the golden section, modulo one, are the most evenly spread.
-GOLDEN = (math.sqrt(5) - 1) / 2
-
 
 @composite
 def gate_at_one(function: Function, x: Any, *_: Any, **__: Any) -> Any:
