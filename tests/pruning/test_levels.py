@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from synflow.flow.measure import measure
+from synflow.flow.paths import reach
 from synflow.masks.checks import full_masks
 from synflow.network.private_copy import open_network
 from synflow.pruning import skeleton as skeletons
@@ -39,7 +40,7 @@ def test_levelled_weights_lead_to_a_skeleton_where_scores_alone_do_not(monkeypat
     monkeypatch.setattr(skeletons, "_path_through", None)  # paths need not be joined
     found = find_skeleton(network, everything, 60)
     assert found.size <= 60
-    assert skeletons.live_layers(network, found.masks()) == frozenset(network.weights)
+    assert reach(network, found.masks()).live_layers == frozenset(network.weights)
     scores_alone = skeletons.Skeleton(network, everything)
     assert not scores_alone.thin_out(60, rough=True, failures=skeletons.PATIENCE)
 
