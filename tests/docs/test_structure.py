@@ -16,16 +16,8 @@ import synflow
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "synflow"
 
-# Temporary: imports that still close a cycle; each goes as its room is put in order.
-CLOSES_A_CYCLE = {
-    ("synflow.engine.candidate_passes", "synflow.engine.select_lightest"),
-    ("synflow.experiments.runs", "synflow.experiments.tasks"),
-    ("synflow.experiments.local", "synflow.experiments.sweeps"),
-    ("synflow.experiments.on_ray", "synflow.experiments.sweeps"),
-    ("synflow.flow.dispatch", "synflow.engine.factored_gradient"),
-    ("synflow.flow.dispatch", "synflow.engine.factored_layers"),
-    ("synflow.flow.dispatch", "synflow.engine.fold_positions"),
-}
+# The one import that closes a cycle: a run looks up its task by name, inside of a function, and tasks are given runs.
+CLOSES_A_CYCLE = {("synflow.experiments.runs", "synflow.experiments.tasks")}
 
 # Paths that pages or examples named in earlier versions; programs that use them must go on working.
 DOCUMENTED_BEFORE = """

@@ -15,9 +15,9 @@ from synflow.errors import SynflowError
 
 from ..support.json_files import check_form
 from .configs import Config, from_dict, identity, to_dict
+from .places import Outcome, Place, Tell, gather, summary
 from .runs import BusyError, Context, execute, folder_of, is_done
 from .sealed_json import read_json, write_json
-from .sweeps import Outcome, Place, Tell, gather, summary
 
 __all__ = ["run_local", "work"]
 

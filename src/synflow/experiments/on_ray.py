@@ -11,8 +11,8 @@ from typing import Any
 from synflow.errors import need
 
 from .configs import Config, from_dict, to_dict
+from .places import Outcome, Place, Tell, gather, summary
 from .runs import Context, execute
-from .sweeps import Outcome, Place, Tell, gather, summary
 
 __all__ = ["run_on_ray"]
 

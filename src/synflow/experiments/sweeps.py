@@ -7,56 +7,24 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from synflow.errors import SynflowError, need
 
 from .configs import Config, canonical, configured, identity, starting_point
-from .runs import BusyError, Context, execute, folder_of, is_done
-from .sealed_json import read_json
+from .places import Outcome, Place, Tell, gather, summary
+from .runs import BusyError, Context, execute, is_done
 
 __all__ = ["Outcome", "Place", "gather", "grid", "identity", "read_grid", "run_here", "run_sweep", "unique"]
 
-Tell = Callable[[str], None]
 RANGE = re.compile(r"\s*(-?\d{1,9})\.\.(-?\d{1,9})\s*")
 # An axis has at most this many values: more is a typing error.
 MOST_RUNS = 10_000
 # Seconds between two looks at runs that are all in other hands.
 PAUSE = 0.2
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where runs happen: `here`, in `local` worker processes or on `ray`; how many at a time and on how many cores.
-
-    `retries` is how often a run is tried again when its worker dies or the machine fails; `address` is a Ray cluster.
-    """
-
-    on: str = "here"
-    workers: int | None = None
-    threads: int | None = None
-    retries: int = 2
-    address: str | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a sweep: names of runs done and of runs that failed, with the reason."""
-
-    done: tuple[str, ...]
-    failed: dict[str, str]
-
-    def check(self) -> None:
-        """Raise an error if a run failed."""
-        if self.failed:
-            name, why = next(iter(self.failed.items()))
-            raise SynflowError(
-                f"{len(self.failed)} of {len(self.done) + len(self.failed)} runs failed, the first is {name}: {why}; "
-                "the others are kept: put it right and start again"
-            )
 
 
 def grid(base: Config, axes: Mapping[str, Any]) -> list[Config]:
@@ -167,13 +135,6 @@ def run_here(configs: Sequence[Config], root: Path, context: Context, place: Pla
     return Outcome(tuple(done), failed)
 
 
-def summary(result: Mapping[str, Any]) -> str:
-    """A result in a few words."""
-    outcome, seconds = result["outcome"], result["about"]["seconds"]
-    accuracy = f"top-1 {outcome['top1']:.2f} %, " if isinstance(outcome.get("top1"), float) else ""
-    return f"{accuracy}{seconds:.1f} s"
-
-
 def run_sweep(
     configs: Sequence[Config],
     root: Path,
@@ -195,18 +156,3 @@ def run_sweep(
         context = replace(context, data_dir=str(Path(context.data_dir).expanduser().resolve()))
     check_before([config for config in configs if not is_done(config, root)], context)
     return places[place.on](configs, root, context, place, tell)
-
-
-def gather(configs: Sequence[Config], root: Path) -> Outcome:
-    """What is in the folders now."""
-    done, failed = [], {}
-    for config in configs:
-        folder = folder_of(config, root)
-        if is_done(config, root):
-            done.append(folder.name)
-            continue
-        try:
-            failed[folder.name] = read_json(folder / "failure.json")["error"]
-        except (SynflowError, KeyError):
-            failed[folder.name] = "its worker died each time it was tried"
-    return Outcome(tuple(done), failed)
