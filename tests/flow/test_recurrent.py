@@ -1,6 +1,5 @@
 """Recurrent layers: all steps of time at once give what the steps one by one give, and in time that users wait."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings

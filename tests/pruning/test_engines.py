@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import synflow
+from blocks import Gate
 from checks import kept
 from served import watching
 from strategies import KINDS, UNUSUAL, networks
 from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
 from synflow.errors import SynflowError
+from synflow.flow.measure import measure
+from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import fewest_weights
 from synflow.network.private_copy import open_network
 from synflow.pruning import engine as door
@@ -211,6 +214,23 @@ def test_the_fast_engine_keeps_what_the_plain_one_keeps(kind):
     if total >= 80:
         least = LEAST | (LEAST_OF_IMAGES if kind in IMAGES else {})
         assert {name: used[name] / total for name, share in least.items() if used[name] < share * total} == {}
+
+
+def test_weights_that_are_zero_leave_no_flow_from_the_inputs():
+    """Biases still give every weight a score, but the bound of the inputs' flow is zero and proves nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Gate(3, 5, bias=True), nn.Linear(3, 1)).double()
+    with torch.no_grad():
+        model[0].down.weight[2] = 0.0
+        model[1].weight[0, :2] = 0.0
+    example = torch.ones(2, 3).double()
+    assert measure(open_network(model, example), options=WITHOUT_SHIFTS).value == 0
+    for thresholds in (OFTEN, replace(OFTEN, list_share=1.0)):
+        with using(thresholds):
+            assert agree(model, example, density=0.5, score="synflow", steps=2, guard=True)
+    masks = synflow.prune(model, example, density=0.5, steps=2, guard=True)
+    assert kept(masks) == 24
+    assert synflow.certify(model, masks, example).connected
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])

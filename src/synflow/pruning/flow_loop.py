@@ -148,6 +148,8 @@ def _guarded(
         share = _tried(engine, scores, going)
         return None if share is None else (share, True)
     bound, weighed = _bound(engine, scores)
+    if not bound > 0:
+        return None  # weights that are zero leave no flow from the inputs, so that the bound proves nothing
     if engine.weigh(going, weighed) < bound * (1.0 - ROUNDING):
         engine.remove(going)
         return going.total / flow.value, True
