@@ -132,6 +132,6 @@ def tell_given_up(
     about["given_up"] = ", ".join(dead)
     warnings.warn(
         f"{about['kept']} weights are too few to keep all {len(promised)} layers alive (synflow.limits tells how many "
-        f"are needed): {len(dead)} were given up, lightest first: {some(dead)}",
+        f"are needed): {len(dead)} were given up, lightest first: {some(dead)} (masks.about['given_up'] names all)",
         stacklevel=2,
     )
