@@ -276,3 +276,24 @@ def test_gains_of_norms_are_remembered_only_as_long_as_they_hold():
     assert measure(network).log2 == pytest.approx(first.log2 - 1, abs=1e-4)
     nn.init.ones_(network.model[1].bias)
     assert measure(network).had_shifts
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "met"),
+    [
+        (nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2), nn.Flatten()), (1, 3), False),
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)), (1, 3), True),
+        (nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 4), nn.GLU()), (1, 3), True),
+        (nn.LSTM(3, 4), (2, 1, 3), True),
+    ],
+)
+def test_shifts_that_no_weight_meets_are_told_apart(model, example, met):
+    """A bias of the last layer starts a flow, but none through a weight: scores are the same without it."""
+    network = open_network(model.double().eval(), torch.ones(example).double())
+    found = measure(network)
+    assert found.had_shifts
+    assert found.shifts_met is met
+    if not met:
+        bare = measure(network, options=WITHOUT_SHIFTS)
+        for name, score in found.scores.items():
+            torch.testing.assert_close(score * 2.0**found.exponent, bare.scores[name] * 2.0**bare.exponent)

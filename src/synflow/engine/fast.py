@@ -144,12 +144,13 @@ class FastEngine:
     def live_layers(self) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output.
 
-        Where only inputs start a flow, these are the layers that have any, unless a flow has underflowed: that is ruled
-        out if no layer has died since the last answer. Else, paths are followed in the booleans.
+        Where only inputs start a flow that weights meet, these are the layers that have any, unless a flow has
+        underflowed: that is ruled out if no layer has died since the last answer. Else, paths are followed in the
+        booleans.
         """
         if not self._starts_beside:
             scores = self.measure()
-            self._starts_beside = scores.flow.had_shifts or scores.flow.loose
+            self._starts_beside = scores.flow.shifts_met or scores.flow.loose
             alive = frozenset(name for name, flow in scores.layer_flows.items() if flow > 0)
             if not self._starts_beside and alive == self._alive:
                 return alive

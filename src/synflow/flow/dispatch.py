@@ -19,7 +19,7 @@ from ..support.nested import mapped
 from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
 from .advice import advice, innermost_module
-from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, WEIGHTED
+from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, SHIFTS_LAST, WEIGHTED
 from .passes import FlowPass, PassFindings, PassOptions
 from .tensor import Choice, Flow, as_flow, flows, read_attribute
 from .written import Written
@@ -177,6 +177,17 @@ class LinearizationMode(SafeMode):
             )
 
     def _on_flows(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The stand-in for an operation; shifts are followed as far as the first operation that may multiply them."""
+        found = self.flow_pass.found
+        before, known = found.had_shifts, ALIASES.get(name, name)
+        if before and not found.shifts_met and name not in ABOUT and name != "__get__":
+            found.shifts_met = known in _USER_RULES or not hasattr(RULES.get(known), "adds_only")
+        result = self._replaced(name, func, args, kwargs)
+        if found.had_shifts and not before and known not in SHIFTS_LAST:
+            found.shifts_met = True
+        return result
+
+    def _replaced(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = self.flow_pass.hooks
         if hooks is not None:
             result = hooks.operation(name, func, args, kwargs, self.by_rule)

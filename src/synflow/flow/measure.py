@@ -38,6 +38,7 @@ class Measurement:
     exponent: int
     scores: dict[str, Tensor]
     had_shifts: bool = False
+    shifts_met: bool = False
     notes: tuple[str, ...] = ()
     degrees: Degrees | None = None
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
@@ -81,8 +82,8 @@ def measure(
     found, value = flow_pass.found, number(total.detach())
     units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
-        value, total.exponent, scores, found.had_shifts, tuple(notes), total.degrees, units, found.loose, found.bent,
-        _reached(found), total.detach().as_subclass(Tensor),
+        value, total.exponent, scores, found.had_shifts, found.shifts_met, tuple(notes), total.degrees, units,
+        found.loose, found.bent, _reached(found), total.detach().as_subclass(Tensor),
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ WEIGHTED = frozenset(
     linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     """.split()
 )
+# Operations whose shift is added last: nothing in them multiplies it.
+SHIFTS_LAST = WEIGHTED | frozenset("add sub batch_norm layer_norm group_norm pad".split())
 # Rules that offer their weight to the hooks of a pass before they read it.
 LAYERS = WEIGHTED | {"matmul", "mm"}
 ALIASES = {

@@ -58,6 +58,11 @@ def rearranged(function: Function, *args: Any, **kwargs: Any) -> Any:
     return mapped(wrap, function(*args, **kwargs))
 
 
+for _rule in (identity, homogeneous, rearranged):
+    # What a shift was added to before is added up or passed on, not multiplied.
+    _rule.adds_only = True  # type: ignore[attr-defined]
+
+
 def product(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Operations linear in each factor: the operation itself on absolute constants; exponents add."""
     factors = flows((args, kwargs))
