@@ -49,10 +49,10 @@ class PassFindings:
 
     `had_shifts`: a shift counted. `shifts_met`: an operation that may multiply came after it, so that weights may meet
     it; a bias of the last layer meets none. `bent`: a maximum or a divisor came after a shift, so that a score may be
-    smaller than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that reads the
-    state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the leaves of a
-    pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped` weights, which
-    were also used outside of a layer.
+    smaller than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that
+    reads the state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the
+    leaves of a pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped`
+    weights, which were also used outside of a layer.
     `faded`: by how many powers of two a flow grew over time, where its type cannot hold all its steps at once.
     """
 
