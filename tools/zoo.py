@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -175,10 +176,14 @@ def _states(rows: Rows) -> list[str]:
         f"{number} architectures under `{score}`" for score, number in fresh.items()
     )
     if old:
-        text += (
-            f". An asterisk marks the other {old} results, which are of older states of the code; there SynFlow took "
-            "10 steps to 10x and 10 more to 100x, nothing was counted at 10x, and at 100x layers without any weight"
-        )
+        known = Counter(row.code for row in rows.values() if row.code not in ("", state))
+        said = [f"{number} of commit {code}" for code, number in known.most_common()]
+        if unknown := old - known.total():
+            said.append(
+                f"{unknown} of older states, in which SynFlow took 10 steps to 10x and 10 more to 100x, nothing was "
+                "counted at 10x, and at 100x layers without any weight"
+            )
+        text += f". An asterisk marks the other {old} results: {', '.join(said)}"
     return [text + ".", ""]
 
 
