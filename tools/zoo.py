@@ -161,29 +161,18 @@ def table(rows: Rows, steps: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def newest(rows: Rows) -> str:
-    """The state of the code that most rows were measured with."""
-    states = [row.code for row in rows.values() if row.code]
-    return max(sorted(set(states)), key=states.count, default="")
-
-
 def _states(rows: Rows) -> list[str]:
-    """Which rows were measured with which state of the code."""
-    state = newest(rows)
-    fresh = {score: sum(row.score == score and row.code == state for row in rows.values()) for score in SCORES}
-    old = sum(row.code != state for row in rows.values())
-    text = f"Measured with the code of commit {state or 'unknown'}: " + ", ".join(
-        f"{number} architectures under `{score}`" for score, number in fresh.items()
+    """Which states of the code the rows were measured with; rows of before states were noted have an asterisk."""
+    states = Counter(row.code for row in rows.values() if row.code)
+    text = "Measured with the code of these commits: " + ", ".join(
+        f"{state} ({number} results)" for state, number in states.most_common()
     )
+    old = sum(not row.code for row in rows.values())
     if old:
-        known = Counter(row.code for row in rows.values() if row.code not in ("", state))
-        said = [f"{number} of commit {code}" for code, number in known.most_common()]
-        if unknown := old - known.total():
-            said.append(
-                f"{unknown} of older states, in which SynFlow took 10 steps to 10x and 10 more to 100x, nothing was "
-                "counted at 10x, and at 100x layers without any weight"
-            )
-        text += f". An asterisk marks the other {old} results: {', '.join(said)}"
+        text += (
+            f". An asterisk marks the other {old} results, which are of older states of the code; there SynFlow took "
+            "10 steps to 10x and 10 more to 100x, nothing was counted at 10x, and at 100x layers without any weight"
+        )
     return [text + ".", ""]
 
 
@@ -210,10 +199,7 @@ def _cells(rows: Rows, name: str) -> str:
     row = found.get("synflow") or found["balanced"]
     exact, connected = all(r.exact for r in found.values()), all(r.connected for r in found.values())
     kept = [f"{count:,}" if exact else f"{count:,} (!)" for count in row.kept]
-    state = newest(rows)
-    dead = [
-        " / ".join(map(_or_dash, found[s].dead)) + "*" * (found[s].code != state) if s in found else "–" for s in SCORES
-    ]
+    dead = [" / ".join(map(_or_dash, found[s].dead)) + "*" * (not found[s].code) if s in found else "–" for s in SCORES]
     seconds = " / ".join(f"{found[s].seconds:.1f}" if s in found else "–" for s in SCORES)
     residual = max(r.residual for r in found.values())
     cells = [name, str(row.layers), f"{row.weights:,}", *kept, "yes" if connected else "**no**", *dead]

@@ -74,7 +74,7 @@ def test_rows_of_older_code_are_marked(tool):
 
     rows = [row("RNN", "balanced", "abc1234"), row("RNN", "synflow", ""), row("U-Net", "balanced", "abc1234")]
     page = tool.table({(r.name, r.score): r for r in rows}, steps=2)
-    assert "commit abc1234: 0 architectures under `synflow`, 2 architectures under `balanced`. An asterisk" in page
+    assert "these commits: abc1234 (2 results). An asterisk marks the other 1 results" in page
     assert "| RNN | 3 | 100 | 10 | 1 | yes | – / 1* | 0 / 1 |" in page
     assert "| U-Net | 3 | 100 | 10 | 1 | yes | – | 0 / 1 |" in page
 
