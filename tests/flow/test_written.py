@@ -1,6 +1,8 @@
 """Models that write in their forward pass: into weights, states, buffers. The user's model stays as it is."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import synflow
+from synflow.flow import dispatch
 from synflow.flow.measure import measure
 from synflow.network.flops import flops
 from synflow.network.private_copy import open_network
@@ -230,3 +233,21 @@ def test_a_model_that_fails_on_its_example_by_itself_is_told_apart():
 
     with pytest.raises(synflow.SynflowError, match="another type. Outside of synflow the model runs on it.*register"):
         synflow.prune(Writer(decides), X, compression=2)
+
+
+def test_a_pass_ends_with_its_mode_and_does_not_wait_for_the_garbage_collector(monkeypatch):
+    modes = []
+    made = dispatch.LinearizationMode.__init__
+
+    def noted(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        modes.append(weakref.ref(self))
+
+    monkeypatch.setattr(dispatch.LinearizationMode, "__init__", noted)
+    gc.disable()
+    try:
+        synflow.score(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.ones(1, 3))
+        assert modes
+        assert not any(mode() for mode in modes)
+    finally:
+        gc.enable()

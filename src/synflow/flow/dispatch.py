@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -126,7 +127,8 @@ class LinearizationMode(SafeMode):
         self.flow_pass = flow_pass
         self.modules = modules
         self._outer: list[LinearizationMode | None] = []
-        self.written = Written(flow_pass, self.where)
+        # Not self.where: in a cycle of references the pass would live until the next collection.
+        self.written = Written(flow_pass, partial(innermost_module, modules))
 
     def __enter__(self) -> LinearizationMode:
         self._outer.append(_ACTIVE.mode)
