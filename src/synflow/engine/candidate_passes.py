@@ -94,7 +94,7 @@ def _tasks(scores: FactoredScores, name: str, high: float, share: float) -> list
     return [
         partial(
             search, weight[top : top + step], left[top : top + step], sums[top : top + step], seen, parts, limit,
-            tiny, first=top * len(seen),
+            tiny, name in scores.roots, first=top * len(seen),
         )
         for top in range(0, len(weight), step)
     ]  # fmt: skip

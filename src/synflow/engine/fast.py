@@ -48,8 +48,6 @@ class FastEngine:
         self.kept_zeros = {name: mask.clone() for name, mask in masks.items() if self._keeps_zeros(name, mask)}
         self.count = count(masks)
         self._cut = CutNetwork(network, self.count)
-        # Units that nothing reads count in the mean flow of a tensor, so that cutting them off would change the flow.
-        self._cut.possible = not settings.norms
         self._loops = loops_for_all(self.magnitudes.values(), self.thresholds.compile_from_weights)
         self._places: dict[str, Tensor] = {}
         self._bounds: dict[str, float] = {}
@@ -222,12 +220,15 @@ class FastEngine:
         return values.pow_(self.settings.power) if self.settings.power != 1 else values
 
     def _scores(self, flow: Measurement, gradients: Gradients) -> FastScores:
+        balanced, cuts = self.settings.balanced, self.settings.cuts
+        roots = frozenset(self.magnitudes) - cuts if self.settings.spread and gradients else frozenset()
         factored = FactoredScores(
-            self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, {}, self._places, self._bounds
-        )
+            self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, roots, {}, self._places,
+            self._bounds,
+        )  # fmt: skip
         scores = FastScores(flow, factored, self.network_shapes)
-        if self.settings.balanced:
-            factored.scales.update(balancing(scores.layer_flows, flow.value, self.settings.cuts))
+        if balanced:
+            factored.scales.update(balancing({**scores.layer_flows, **factored.root_sums()}, flow.value, cuts))
         return scores
 
     def _all_kept(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..flow.dispatch import RULES, has_user_rule
 from ..flow.operation_names import ABOUT, ALIASES, RESHAPES_IN_PLACE
 from ..flow.passes import ByRule
-from ..flow.tensor import Flow, as_flow, fixed, flows, read_attribute
+from ..flow.tensor import Flow, as_flow, flows, read_attribute
 from ..support import windows
 from ..support.nested import mapped
 from .fallbacks import CannotServeError
@@ -53,22 +53,6 @@ def unfolded(flow: Flow) -> Flow:
     rows, columns = flow.spread
     data = _picked(flow.as_subclass(Tensor), rows, columns)
     return as_flow(data, flow.exponent, flow.degrees)
-
-
-def mean(flow: Flow, memory: dict[Any, Any] | None) -> Tensor:
-    """The mean over all positions: each kind counts as often as it occurs."""
-    assert flow.spread is not None
-    height, width = flow.shape[2:]
-    rows, columns = flow.spread
-    key, known = ("shares", id(rows), id(columns), height, width), {} if memory is None else memory
-    if key not in known:
-        shares = [
-            torch.bincount(kinds, minlength=size).to(flow.dtype) / len(kinds)
-            for kinds, size in ((rows, height), (columns, width))
-        ]
-        known[key] = (rows, columns, torch.outer(*shares))
-    shares_of_kinds: Tensor = known[key][2]
-    return (fixed(flow).mean((0, 1)) * shares_of_kinds).sum()
 
 
 def all_unfolded(tree: Any) -> Any:

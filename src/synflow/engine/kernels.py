@@ -101,13 +101,14 @@ def lower_bounds(left: Array, seen: Array, parts: Array, sums: Array, tiny: Any)
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
 def pick_product(
-    weights: Array, left: Array, sums: Array, seen: Array, parts: Array, high: Any, tiny: Any, places: Array,
-    values: Array, first: int,
+    weights: Array, left: Array, sums: Array, seen: Array, parts: Array, high: Any, tiny: Any, root: bool,
+    places: Array, values: Array, first: int,
 ) -> int:  # fmt: skip
     """Find scores `weights * (left @ seen.T)` that are no more than `high`, of weights that are not zero.
 
-    Their places, counted from `first`, and values are written. Returned is how many there are, or -1 where there is no
-    room for them. Scores are multiplied out only where their lower bounds let them be light.
+    With `root`, scores are `weights * sqrt(left @ seen.T)`, whose squares are bounded like the others. Their places,
+    counted from `first`, and values are written. Returned is how many there are, or -1 where there is no room for them.
+    Scores are multiplied out only where their lower bounds let them be light.
     """
     (rows, columns), kinds, inner = weights.shape, sums.shape[1], left.shape[1]
     wide = min(max(WIDE // kinds, 1) * kinds, columns)
@@ -115,7 +116,10 @@ def pick_product(
     flags = np.zeros((wide + 7) // 8 * 8, np.bool_)
     words = flags.view(np.uint64)
     some, hits = np.empty(len(words) + 1, np.int32), np.empty(len(flags) + 1, np.int32)
+    squares = np.empty(wide, weights.dtype)
     room, found, slack = len(places) - wide, 0, high * weights.dtype.type(1 + CLOSE)
+    if root:  # a limit whose square underflows is raised: more scores are then multiplied out than needed
+        slack = max(slack * slack, tiny) if slack > 0 else slack
     for i in range(rows):
         for t in range(kinds):
             limit = slack / sums[i, t] if sums[i, t] > tiny else np.inf
@@ -128,8 +132,12 @@ def pick_product(
                 return -1
             row, part = weights[i, start : start + width], parts[start : start + width]
             base = first + i * columns + start
+            if root:
+                for j in range(width):
+                    squares[j] = row[j] * row[j]
+            factor = squares if root else row
             for j in range(width):
-                flags[j] = (row[j] * part[j] <= limits[j]) & (row[j] > 0)
+                flags[j] = (factor[j] * part[j] <= limits[j]) & (row[j] > 0)
             for j in range(width, len(flags)):
                 flags[j] = False
             for index in range(_where(words, some, hits)):
@@ -138,7 +146,7 @@ def pick_product(
                 score = weights.dtype.type(0)
                 for p in range(inner):
                     score += line[p] * column[p]
-                score *= row[j]
+                score = row[j] * (np.sqrt(score) if root else score)
                 places[found] = base + j
                 values[found] = score
                 found += score <= high
@@ -146,14 +154,14 @@ def pick_product(
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS)
-def products_at(positions: Array, left: Array, seen: Array, weights: Array, values: Array) -> None:
-    """Scores `weights * (left @ seen.T)` at some flat positions."""
+def products_at(positions: Array, left: Array, seen: Array, weights: Array, root: bool, values: Array) -> None:
+    """Scores `weights * (left @ seen.T)`, or with its root, at some flat positions."""
     for index in range(len(positions)):
         line, column = left[positions[index] // len(seen)], seen[positions[index] % len(seen)]
         total = weights[positions[index]] * 0
         for p in range(len(line)):
             total += line[p] * column[p]
-        values[index] = total * weights[positions[index]]
+        values[index] = weights[positions[index]] * (np.sqrt(total) if root else total)
 
 
 @cache

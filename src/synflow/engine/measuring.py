@@ -97,7 +97,7 @@ class Measuring:
         memory = network.constants if self._folds and options == DEFAULT else None
         hooks = FastPass(self._thresholds, memory, bounded=self._bounded)
         flow = measure(
-            network, magnitudes=magnitudes, power=self._settings.power, options=self._settings.options(options),
+            network, magnitudes=magnitudes, power=self._settings.power, options=options,
             gradients=gradients, hooks=hooks,
         )  # fmt: skip
         return flow, hooks.gradients

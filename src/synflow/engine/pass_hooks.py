@@ -86,10 +86,6 @@ class FastPass:
             return None
         return factored_layer(function, x.as_subclass(Tensor), weight, gradient, settings, self._thresholds)
 
-    def mean(self, flow: Flow) -> Tensor | None:
-        """The mean of a folded flow over all its positions."""
-        return None if flow.spread is None else fold_positions.mean(flow, self._memory)
-
     def output(self, flow: Flow) -> Flow:
         """An output at every position."""
         return flow if flow.spread is None else fold_positions.unfolded(flow)

@@ -1,4 +1,7 @@
-"""Scores that are not held: S = |w| dR/d|w| multiplied out a block at a time from factored gradients."""
+"""Scores that are not held: S = |w| dR/d|w| multiplied out a block at a time from factored gradients.
+
+In tensors of `roots` the root of the gradient takes its place: S = |w| sqrt(dR/d|w|).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class FactoredScores:
     """The scores of the kept weights of a network.
 
     A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `masks`. `scales`
-    multiplies the scores of whole tensors (one where a tensor is not named). `loops` are the compiled loops, or None.
+    multiplies the scores of whole tensors (one where a tensor is not named). `roots` are the tensors whose scores take
+    the root of the gradient. `loops` are the compiled loops, or None.
     `places` is where the last sample was taken and `bounds` a bound on the magnitudes of each tensor: both carry over
     from step to step.
     """
@@ -35,6 +39,7 @@ class FactoredScores:
     gradients: dict[str, FactoredGradient]
     thresholds: Thresholds
     loops: Any = None
+    roots: frozenset[str] = frozenset()
     scales: dict[str, float] = field(default_factory=dict)
     places: dict[str, Tensor] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
@@ -70,6 +75,8 @@ class FactoredScores:
         gradient, magnitude, scale = self.gradients[name], self.magnitudes[name], self.scale(name)
         rows, bounded = magnitude.reshape(gradient.rows, gradient.columns), self.cannot_overflow(name)
         for start, stop, block in gradient.blocks(self.factors(name), self.thresholds.block, magnitude):
+            if name in self.roots:
+                block.sqrt_()
             block.mul_(rows[start:stop])
             if scale != 1.0:
                 block.mul_(scale)
@@ -96,6 +103,14 @@ class FactoredScores:
                 sums.append(float(block[gone].sum(dtype=torch.float64)))
         return math.fsum(sums)
 
+    def root_sums(self) -> dict[str, float]:
+        """The sums of the scores of the tensors in `roots`."""
+        return {
+            name: math.fsum(float(block.sum(dtype=torch.float64)) for _, _, block in self.blocks(name))
+            for name in self.magnitudes
+            if name in self.roots
+        }
+
     def sample(self, total: int) -> np.ndarray:
         """Sorted scores of some kept weights, each as likely to be among them as any other.
 
@@ -116,10 +131,11 @@ class FactoredScores:
         weight, scale = self.magnitudes[name].reshape(-1), self.scale(name)
         pair = self.pair(name) if self.loops is not None else None
         if pair is None:
-            found = self.gradients[name].at(self.factors(name), positions) * weight[positions]
+            found = self.gradients[name].at(self.factors(name), positions)
+            found = (found.sqrt() if name in self.roots else found) * weight[positions]
             return found.mul_(scale).cpu().numpy() if scale != 1.0 else found.cpu().numpy()
         values = np.empty(len(positions), pair[0].dtype)
-        self.loops.products_at(positions.numpy(), *pair, weight.numpy(), values)
+        self.loops.products_at(positions.numpy(), *pair, weight.numpy(), name in self.roots, values)
         return values if scale == 1.0 else values * values.dtype.type(scale)
 
     def cannot_overflow(self, name: str) -> bool:

@@ -21,7 +21,6 @@ from .recipes import STARTS, Recipe
 __all__ = [
     "ABLATIONS",
     "METHODS",
-    "TRIALS",
     "Config",
     "configured",
     "from_dict",
@@ -33,10 +32,8 @@ __all__ = [
 ]
 
 ABLATIONS = ("none", "reinitialise", "shuffle", "invert")
-# Scores on trial: only experiments know them, by these names.
-TRIALS = ("balanced_norms",)
 # What stands for itself beside the scores: no pruning, and plain narrower networks as large as SynFlow's result.
-METHODS = (*SCORES, *TRIALS, "dense", "narrow_flops", "narrow_weights")
+METHODS = (*SCORES, "dense", "narrow_flops", "narrow_weights")
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from synflow.errors import SynflowError
 from ..models.built_in import build
 from ..models.own_files import name_or_function
 from ..network.flops import flops as count_flops
-from ..network.private_copy import Network
-from ..pruning.scores import shares, traits, traits_of
-from .configs import TRIALS, Config, reads_data
+from ..pruning.scores import traits_of
+from .configs import Config, reads_data
 from .data import SHAPES, Dataset, load, scoring_batches
 
 __all__ = [
@@ -80,11 +79,9 @@ def network_of(name: str, dataset: str, width: float = 1.0) -> nn.Module:
 
 def score_of(config: Config) -> Any:
     """The score as the config wants it: a name, or a function for the named deviations and for scores on trial."""
-    if config.method in TRIALS and config.ablation != "invert":
-        return TRIAL_SCORES[config.method]
     if config.scoring == "train" and config.ablation != "invert":
         return name_or_function(config.method)
-    function: Any = (synflow.SCORES | TRIAL_SCORES).get(config.method) or name_or_function(config.method)
+    function: Any = synflow.SCORES.get(config.method) or name_or_function(config.method)
     sign = 1.0
     if config.scoring == "eval" and reads_data(config.method):
         function = partial(function, training=False)
@@ -93,15 +90,6 @@ def score_of(config: Config) -> Any:
     if config.ablation == "invert":
         sign = -sign
     return function if sign > 0 else partial(_negative, function)
-
-
-@traits(flow_power=1, balanced=True, steps=100, norms=True)
-def balanced_norms(network: Network, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """As `balanced`, with norms inside the flow."""
-    return shares(network, masks, norms=True)
-
-
-TRIAL_SCORES = dict(zip(TRIALS, (balanced_norms,), strict=True))
 
 
 def _negative(function: Any, network: Any, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

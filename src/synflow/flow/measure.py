@@ -46,6 +46,7 @@ class Measurement:
     bent: bool = False
     input_reached: bool = True
     total: Tensor | None = None
+    mean_flows: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
 
     @property
     def log2(self) -> float:
@@ -83,7 +84,7 @@ def measure(
     units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
         value, total.exponent, scores, found.had_shifts, found.shifts_met, tuple(notes), total.degrees, units,
-        found.loose, found.bent, _reached(found), total.detach().as_subclass(Tensor),
+        found.loose, found.bent, _reached(found), total.detach().as_subclass(Tensor), found.mean_flows,
     )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class PassFindings:
     reads the state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the
     leaves of a pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped`
     weights, which were also used outside of a layer.
+    `mean_flows`: the scales of batch norms in a pass with `norms`, as a number and an exponent.
     `faded`: by how many powers of two a flow grew over time, where its type cannot hold all its steps at once.
     """
 
@@ -65,6 +66,7 @@ class PassFindings:
     inputs: list[Tensor] = field(default_factory=list)
     unit_flows: dict[str, Tensor] = field(default_factory=dict)
     untapped: set[str] = field(default_factory=set)
+    mean_flows: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
 
     def note_bend(self) -> None:
         """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
@@ -90,9 +92,6 @@ class PassHooks(Protocol):
 
     def layer(self, function: Callable[..., Any], x: Flow, weight: Flow, settings: tuple[Any, ...]) -> Tensor | None:
         """A layer without its bias, whose weight gradient the engine keeps; None leaves it to autograd."""
-
-    def mean(self, flow: Flow) -> Tensor | None:
-        """The mean over all positions of a flow in a form of the engine's own, without a gradient; None for others."""
 
     def output(self, flow: Flow) -> Flow:
         """An output in plain form."""

@@ -109,11 +109,6 @@ def cuts(network: Network) -> frozenset[str]:
     return frozenset(name for name, least, most in zip(network.weights, low, high, strict=True) if least == most == 1)
 
 
-def has_branches(network: Network) -> bool:
-    """Whether some layer is no cut. In a chain the scale of a layer cancels, so norms inside the flow do nothing."""
-    return len(cuts(network)) < len(network.weights)
-
-
 def _degrees(network: Network) -> Degrees | None:
     """How often a term meets each weight tensor, found once per network."""
     if "degrees" not in network.constants:

@@ -6,13 +6,13 @@ less memory. Both choose the same weights: in float64 their masks are equal.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import SynflowError
@@ -25,21 +25,16 @@ from ..network.private_copy import Network
 class EngineSettings:
     """What an engine has to know of a run.
 
-    `power` is the power of the weights in the flow. With `balanced`, each score is multiplied by R / F, where F is the
-    flow of its layer: every layer then sums to the flow R. `cuts` are the layers for which F = R by their place in the
-    network. `steps` is how many steps lie ahead, None if that is not known. With `norms`, batch norms divide by the
-    mean flow of their tensor.
+    `power` is the power of the weights in the flow. With `balanced`, the scores of each layer are scaled to sum to the
+    flow R. `cuts` are the layers that do so by their place in the network. With `spread`, scores in the other layers
+    are |w| times the root of dR/d|w|. `steps` is how many steps lie ahead, None if that is not known.
     """
 
     power: int = 1
     balanced: bool = False
     cuts: frozenset[str] = frozenset()
+    spread: bool = False
     steps: int | None = None
-    norms: bool = False
-
-    def options(self, asked: PassOptions) -> PassOptions:
-        """How a pass computes in this run."""
-        return dataclasses.replace(asked, norms=True) if self.norms else asked
 
 
 class StepScores(Protocol):
@@ -121,6 +116,19 @@ def engine_named(name: str) -> MakeEngine:
 LARGEST_FACTOR = 2.0**100
 
 
-def balancing(scores_of: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
-    """R / F for each layer that has a flow F and is no cut: there F = R, and the factor is one to the last bit."""
-    return {name: min(flow / own, LARGEST_FACTOR) for name, own in scores_of.items() if name not in cuts and own > 0}
+def balancing(sums: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
+    """What scales the scores of each layer to sum to R; nothing in cuts, which do so to the last bit."""
+    return {name: min(flow / own, LARGEST_FACTOR) for name, own in sums.items() if name not in cuts and own > 0}
+
+
+def balanced_scores(
+    flow: Measurement, magnitudes: Mapping[str, Tensor], cuts: frozenset[str], spread: bool
+) -> dict[str, Tensor]:
+    """The scores of a measurement, balanced; those of cuts stay as they are."""
+    scores = dict(flow.scores)
+    if spread:
+        # |w| * sqrt(dR/d|w|), from S = |w| dR/d|w|
+        scores |= {n: s.sqrt() * magnitudes[n].sqrt() for n, s in scores.items() if n not in cuts}
+    sums = {name: float(score.sum(dtype=torch.float64)) for name, score in scores.items()}
+    scales = balancing(sums, flow.value, cuts)
+    return {name: score * scales[name] if name in scales else score for name, score in scores.items()}

@@ -24,7 +24,7 @@ from ..flow.paths import connected, reach
 from ..network.private_copy import Network
 from ..support.chunked import count, lightest, total_score
 from ..support.ranking import keep_best
-from .engine import EngineSettings, balancing
+from .engine import EngineSettings, balanced_scores
 from .schedules import exponential
 
 
@@ -70,13 +70,13 @@ class PlainEngine:
     def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = 0) -> PlainScores:  # noqa: ARG002
         """S = |w| dR/d|w|; balanced, each layer's scores are scaled to sum to R."""
         self.measurements += 1
-        options, power = self.settings.options(options), self.settings.power
-        flow = measure(self.network, self._masks, power=power, options=options, gradients=gradients)
+        power = self.settings.power
+        magnitudes = absolute(self.network, self._masks, power)
+        flow = measure(self.network, magnitudes=magnitudes, power=power, options=options, gradients=gradients)
         flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
         scores = flow.scores
         if self.settings.balanced:
-            scales = balancing(flows, flow.value, self.settings.cuts)
-            scores = {name: score * scales[name] if name in scales else score for name, score in scores.items()}
+            scores = balanced_scores(flow, magnitudes, self.settings.cuts, self.settings.spread)
         return PlainScores(flow, scores, flows)
 
     def lightest(self, scores: PlainScores, number: int, budget: float = math.inf) -> PlainRemoval:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..flow.measure import absolute, measure
-from ..flow.passes import PassOptions
-from ..flow.paths import cuts, has_branches
+from ..flow.normalised import normalise
+from ..flow.paths import cuts
 from ..network.private_copy import Network
-from .engine import balancing
+from .engine import balanced_scores
 from .gradients import hessian_products, loss_gradients, masked_weights, meta_gradients
 from .path_exclusion import path_saliency
 from .random_walks import first_visits
@@ -32,9 +32,8 @@ class Traits:
     """What the pruning loop has to know of a score.
 
     `needs_data`: it reads batches. `flow_power`: it is a share of the flow of |w| ** flow_power, so that the union
-    bound can guard it. `balanced`: shares of the layer's flow, so that every layer sums to the same. `steps`: the
-    number of steps by default. `revives`: it chooses among all weights at each step, so that masks are not nested.
-    `norms`: batch norms divide by the mean flow of their tensor, in networks that are no chains.
+    bound can guard it. `balanced`: every layer sums to the flow. `steps`: the number of steps by default. `revives`:
+    it chooses among all weights at each step, so that masks are not nested.
     """
 
     needs_data: bool = False
@@ -42,7 +41,6 @@ class Traits:
     balanced: bool = False
     steps: int = 1
     revives: bool = False
-    norms: bool = False
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -80,16 +78,12 @@ def synflow_l2(network: Network, masks: Mapping[str, Tensor] | None = None) -> S
 
 @traits(flow_power=1, balanced=True, steps=100)
 def balanced(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
-    """The share of its layer's flow that passes a weight, in units of the whole flow: every layer sums to R."""
-    return shares(network, masks, traits_of(balanced).norms)
+    """The share of its layer's flow that passes a weight, times R, so that every layer sums to R.
 
-
-def shares(network: Network, masks: Mapping[str, Tensor] | None, norms: bool) -> Scores:
-    """Scores of which every layer has the same sum, without or with norms inside the flow."""
-    flow = measure(network, masks, options=PassOptions(norms=norms and has_branches(network)))
-    flows = {name: float(score.sum(dtype=torch.float64)) for name, score in flow.scores.items()}
-    scales = balancing(flows, flow.value, cuts(network))
-    return {name: score * scales[name] if name in scales else score for name, score in flow.scores.items()}
+    In networks with batch norms and branches the flow is normalised, and shares are of |w| sqrt(dR/d|w|).
+    """
+    spread, magnitudes = normalise(network), absolute(network, masks)
+    return balanced_scores(measure(network, magnitudes=magnitudes), magnitudes, cuts(network), spread)
 
 
 def magnitude(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:

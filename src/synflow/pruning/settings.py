@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError, brief, check_flag, choose
-from ..flow.paths import cuts, has_branches
+from ..flow.normalised import normalise
+from ..flow.paths import cuts
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
@@ -77,10 +78,9 @@ class PruningRun:
 
     def new_engine(self) -> Engine:
         """The engine for a flow score."""
-        traits = self.traits
-        kept = cuts(self.network) if traits.balanced else frozenset()
-        norms = traits.norms and has_branches(self.network)
-        settings = EngineSettings(traits.flow_power or 1, traits.balanced, kept, self.steps, norms)
+        balanced, power = self.traits.balanced, self.traits.flow_power or 1
+        kept = cuts(self.network) if balanced else frozenset()
+        settings = EngineSettings(power, balanced, kept, balanced and normalise(self.network), self.steps)
         engine: Engine = engine_named(self.engine)(self.network, self.start, settings)
         return engine
 
@@ -161,7 +161,8 @@ def checked_run(
         "steps": steps, "scope": _name(scope), "seed": seed, "guard": guarded, "margin": margin,
         "weights": network.size, "kept": keep, "fingerprint": fingerprint(model), "version": __version__,
     }  # fmt: skip
-    by_layers = guarded and (guard is True or traits.balanced)
+    # The union bound does not hold for balanced scores: their certified schedule rests on live layers alone.
+    by_layers = (guarded and (guard is True or traits.balanced)) or (fall is certified and traits.balanced)
     shield = path_to_keep(network, start, keep) if guarded and not by_layers else None
     early = by_layers and (not is_flow or keep <= TIGHT * len(network.weights))
     skeleton = find_skeleton(network, start, keep) if early else None

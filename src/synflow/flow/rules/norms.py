@@ -26,7 +26,7 @@ def batch_norm(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     mean, variance, weight, bias = (given.get(name) for name in ("running_mean", "running_var", "weight", "bias"))
     asked, eps = options(), given.get("eps", 1e-5)
     if asked.norms and asked.divide and not asked.saturate and not isinstance(weight, Flow):
-        return _by_mean_flow(x, weight, bias)
+        return _by_mean_flow(x, variance, weight, bias)
     if mean is None or variance is None or given.get("training"):
         return _by_own_scale(x, [0, *range(2, x.dim())], weight, bias)
     if isinstance(weight, Flow) or isinstance(bias, Flow):
@@ -38,14 +38,14 @@ def batch_norm(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     return scaled if constant is None else homogeneous(torch.add, scaled, constant)
 
 
-def _by_mean_flow(x: Flow, weight: Tensor | None, bias: Tensor | None) -> Any:
+def _by_mean_flow(x: Flow, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Any:
     """One scale for the whole tensor: a convolution before a batch norm may be scaled by any factor.
 
-    A scale per channel would keep every unit alive.
+    A scale per channel would keep every unit alive. The pass finds the scale under the id of the running variance.
     """
-    hooks = active_mode().flow_pass.hooks
-    mean = None if hooks is None else hooks.mean(x)
-    inverse = reciprocal(torch.reciprocal, as_flow(fixed(x).mean() if mean is None else mean, x.exponent))
+    mean = fixed(x).mean()
+    active_mode().flow_pass.found.mean_flows[id(variance)] = (mean.as_subclass(Tensor), x.exponent)
+    inverse = reciprocal(torch.reciprocal, as_flow(mean, x.exponent))
     data, shape, gamma = x.as_subclass(Tensor) * fixed(inverse), [-1] + [1] * (x.dim() - 2), _gain(weight)
     if gamma is not None:
         data = data * gamma.to(x.dtype).abs().reshape(shape)

@@ -1,4 +1,6 @@
-"""Norms inside the flow: batch norms divide by the mean flow of their tensor, in networks that are no chains."""
+"""Batch norms that divide by the mean flow of their tensor, in networks that are no chains, and balanced scores."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,13 +9,13 @@ from torch import nn
 
 import synflow
 from synflow.engine.thresholds import EVERYTHING_ON, using
-from synflow.experiments.methods import balanced_norms
 from synflow.flow.measure import measure
 from synflow.flow.passes import PassOptions
 from synflow.models.built_in import Residual, build
 from synflow.network.private_copy import open_network
 
 NORMS = PassOptions(norms=True)
+LAYERS = ("0.branch.0.weight", "0.branch.2.weight", "0.shortcut.0.weight", "1.weight")
 
 
 def branched():
@@ -30,35 +32,66 @@ def branched():
     return model, torch.ones(1, 5, dtype=torch.float64)
 
 
-def test_flow_and_scores_by_the_formula():
-    model, example = branched()
+def by_the_formula(model, kept, scales=None):
+    """Flow, scores and the scales of the three norms, written out; `scales` are those of a pass before."""
     named = dict(model.named_parameters())
-    b, a, c, d = (
-        np.abs(named[name].detach().numpy())
-        for name in ("0.branch.0.weight", "0.branch.2.weight", "0.shortcut.0.weight", "1.weight")
-    )
+    b, a, c, d = (np.abs(named[name].detach().numpy()) * kept[name].numpy() for name in LAYERS)
     gains = [np.abs(named[f"0.{name}.weight"].detach().numpy()) for name in ("branch.1", "branch.3", "shortcut.1")]
     ones = np.ones(5)
-    first = b @ ones
-    inner = gains[0] * first / first.mean()
+    first, third = b @ ones, c @ ones
+    one, three = (first.mean(), third.mean()) if scales is None else (scales[0], scales[2])
+    inner, right = gains[0] * first / one, gains[2] * third / three
     second = a @ inner
-    left = gains[1] * second / second.mean()
-    third = c @ ones
-    right = gains[2] * third / third.mean()
+    two = second.mean() if scales is None else scales[1]
+    left = gains[1] * second / two
     out = d.sum(0)  # dR/d(left + right)
-    flow = out @ (left + right)
-    to_a = out * gains[1] / second.mean()
-    to_b = (to_a @ a) * gains[0] / first.mean()
-    scores = {
-        "1.weight": d * (left + right)[None, :],
-        "0.branch.2.weight": to_a[:, None] * a * inner[None, :],
-        "0.branch.0.weight": to_b[:, None] * b * ones[None, :],
-        "0.shortcut.0.weight": (out * gains[2] / third.mean())[:, None] * c * ones[None, :],
-    }
+    to_a = out * gains[1] / two
+    to_b = (to_a @ a) * gains[0] / one
+    scores = (
+        to_b[:, None] * b * ones[None, :],
+        to_a[:, None] * a * inner[None, :],
+        (out * gains[2] / three)[:, None] * c * ones[None, :],
+        d * (left + right)[None, :],
+    )
+    return out @ (left + right), dict(zip(LAYERS, scores, strict=True)), (one, two, three)
+
+
+def everything(model):
+    return {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in synflow.prunable(model).items()}
+
+
+def test_flow_and_scores_by_the_formula():
+    model, example = branched()
+    flow, scores, _ = by_the_formula(model, everything(model))
     found = measure(open_network(model, example), options=NORMS)
     assert found.value * 2.0**found.exponent == pytest.approx(flow, rel=1e-12)
     for name, score in scores.items():
         np.testing.assert_allclose(found.scores[name].numpy() * 2.0**found.exponent, score, rtol=1e-12)
+
+
+@pytest.mark.parametrize("density", [1.0, 0.6])
+def test_balanced_scores_by_the_formula(density):
+    """Norms divide by the mean flow of the whole network; |w| sqrt(dR/d|w|) sums to R in each layer but the cut."""
+    model, example = branched()
+    kept = {name: torch.rand(mask.shape) < density for name, mask in everything(model).items()}
+    scales = by_the_formula(model, everything(model))[2]
+    flow, scores, _ = by_the_formula(model, kept, scales)
+    found = synflow.score(model, example, "balanced", masks=kept)
+    unit = float(found["1.weight"].sum()) / scores["1.weight"].sum()  # a power of two
+    assert math.log2(unit) == pytest.approx(round(math.log2(unit)), abs=1e-12)
+    np.testing.assert_allclose(found["1.weight"].numpy(), scores["1.weight"] * unit, rtol=1e-12)
+    for name in LAYERS[:3]:
+        spread = np.sqrt(scores[name] * np.abs(dict(model.named_parameters())[name].detach().numpy()))
+        np.testing.assert_allclose(found[name].numpy(), spread * (flow * unit / spread.sum()), rtol=1e-11)
+
+
+def test_without_batch_norms_scores_are_shares_of_the_flow():
+    model = nn.Sequential(Residual(nn.Linear(5, 5, bias=False), nn.Identity()), nn.Linear(5, 3, bias=False)).double()
+    example = torch.ones(1, 5, dtype=torch.float64)
+    paper, found = synflow.score(model, example), synflow.score(model, example, "balanced")
+    assert torch.equal(paper["1.weight"], found["1.weight"])  # a cut
+    branch = paper["0.branch.weight"]
+    torch.testing.assert_close(found["0.branch.weight"], branch * (paper["1.weight"].sum() / branch.sum()))
 
 
 def small(name):
@@ -67,7 +100,7 @@ def small(name):
 
 
 def pruned(model, example, **how):
-    return synflow.prune(model, example, compression=10, score=balanced_norms, steps=8, **how)
+    return synflow.prune(model, example, compression=10, score="balanced", steps=8, **how)
 
 
 def different(one, other):
@@ -82,8 +115,6 @@ def test_engines_choose_the_same_weights_and_scales_before_norms_do_not_matter(n
         fast = pruned(model, example)
     assert different(plain, fast) == 0
     assert "fallbacks" not in fast.about
-    without = synflow.prune(model, example, compression=10, score="balanced", steps=8)
-    assert different(fast, without) > 0
     for module in model.modules():
         if isinstance(module, nn.Conv2d):  # each has a batch norm behind it
             module.weight.data.mul_(float(torch.rand(())) * 8 + 0.1)

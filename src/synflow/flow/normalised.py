@@ -1,0 +1,43 @@
+"""Batch norms that normalise the flow, as they will normalise activations in training.
+
+A convolution in front of a batch norm can be scaled by any positive factor without changing the network that is
+trained, but its flow is scaled as well: a branch of two 3x3 convolutions dwarfs the 1x1 shortcut beside it. So each
+batch norm of the private copy gets statistics by which it divides by the mean flow of its tensor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..network.private_copy import Network
+from .measure import measure
+from .passes import PassOptions
+from .paths import cuts
+
+# Scales beyond 2^40 are left at that: their squares, the variances, have to fit into float32.
+MOST = 40
+
+
+@torch.no_grad()
+def normalise(network: Network) -> bool:
+    """Let batch norms divide by the mean flow of their tensor, measured once on the whole network; False without any.
+
+    In a chain the scale of a layer cancels, so nothing is done: its scores stay those of the paper to the last bit.
+    """
+    if "normalised" not in network.constants:
+        network.constants["normalised"] = len(cuts(network)) < len(network.weights) and _normalised(network)
+    return bool(network.constants["normalised"])
+
+
+def _normalised(network: Network) -> bool:
+    found = measure(network, options=PassOptions(norms=True), gradients=False).mean_flows
+    for module in network.model.modules():
+        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        scale, exponent = found.get(id(variance), (0.0, 0))
+        if mean is not None and variance is not None and float(scale) > 0:
+            mean.zero_()
+            square = 4.0 ** max(min(math.log2(float(scale)) + exponent, MOST), -MOST)
+            variance.fill_(max(square - getattr(module, "eps", 0.0), 0.0))
+    return bool(found)
