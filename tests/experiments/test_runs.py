@@ -259,7 +259,7 @@ def test_lines_survive_a_torn_end(tmp_path):
     ("changes", "message"),
     [
         ({"methd": "x"}, "no setting 'methd'; choose from ablation"),
-        ({"method": "unheard"}, "no method 'unheard'; choose from balanced, balanced_norms, dense"),
+        ({"method": "unheard"}, "no method 'unheard'; choose from balanced, dense"),
         ({"compression": 0.5}, "compression must be at least 1, got 0.5"),
         ({"compression": "ten"}, "compression must be float, got 'ten'"),
         ({"epochs": 1.5}, "epochs must be int, got 1.5"),

@@ -28,7 +28,6 @@ COSTS = {"kept": "stored weights", "flops": "MFLOP of a forward pass"}
 
 ENTRANTS: dict[str, dict[str, Any]] = {
     "balanced": {"method": "balanced"},
-    "balanced, norms inside": {"method": "balanced_norms"},
     "SynFlow": {"method": "synflow"},
     "random, ERK densities": {"method": "random", "scope": "erk"},
     "SNIP": {"method": "snip"},
@@ -38,15 +37,13 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "PHEW": {"method": "phew"},
     "dense": {"method": "dense"},
 }
-FIRST = ("balanced", "balanced, norms inside", "SynFlow", "random, ERK densities", "SNIP")
+FIRST = ("balanced", "SynFlow", "random, ERK densities", "SNIP")
 REST = ("magnitude", "GraSP", "FORCE", "PHEW")
-# Norms inside the flow change nothing where a network is a chain or has no batch norms.
-WITHOUT_NORMS = ("balanced", "SynFlow", "random, ERK densities", "SNIP")
 # Stages in the order of their runs, so that an early stop leaves whole comparisons.
 Stages = tuple[tuple[str, float, tuple[str, ...]], ...]
 LAPTOP: Stages = (
     ("resnet20", 50.0, FIRST),
-    ("vit", 10.0, WITHOUT_NORMS[:3]),
+    ("vit", 10.0, FIRST[:3]),
     ("resnet20", 20.0, FIRST),
     ("mobilenet", 20.0, FIRST),
     ("vgg11_bn", 100.0, ("balanced", "random, ERK densities", "SNIP")),
@@ -81,7 +78,7 @@ def configs(scale: str) -> list[Config]:
     stages = {"smoke": SMOKE, "laptop": LAPTOP}.get(scale, PAPER)
     runs = _runs(scale, stages, (0,) if scale == "smoke" else (0, 1, 2))
     if scale == "laptop":
-        trained = _runs(scale, (("vit", 10.0, WITHOUT_NORMS[:3]),), (0, 1, 2))
+        trained = _runs(scale, (("vit", 10.0, FIRST[:3]),), (0, 1, 2))
         runs = itertools.chain(runs, (configured(config, **LONGER) for config in trained))
     return unique(runs)
 
@@ -98,7 +95,7 @@ def _runs(scale: str, stages: Stages, seeds: Iterable[int]) -> Iterable[Config]:
         recipe = recipe_changes(model, scale)
         for name in names:
             changes = ENTRANTS[name]
-            if changes["method"] in (*SCORES, "balanced_norms", "dense"):
+            if changes["method"] in (*SCORES, "dense"):
                 yield configured(base, model=model, compression=compression, seed=seed, **changes, **recipe)
 
 
