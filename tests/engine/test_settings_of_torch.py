@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -65,14 +67,22 @@ def channels_last(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("layout", [strided, channels_last])
 @pytest.mark.parametrize(("score", "scope"), [*zip(sorted(synflow.SCORES), itertools.cycle(synflow.SCOPES))])
 def test_the_order_in_memory_does_not_matter(layout, scope: str, score: str) -> None:
-    model, example = network()
+    model = layout(network()[0])
+    assert any(not weight.is_contiguous() for weight in synflow.prunable(model).values())
+    assert same(in_order(score, scope), pruned(model, score, scope))
+
+
+def pruned(model: nn.Module, score: str, scope: str) -> dict[str, Tensor]:
+    example = network()[1]
     data = [(torch.randn(4, 3, 12, 12, dtype=torch.float64), torch.randint(4, (4,)))]
-    found = []
-    for given in (model, layout(copy.deepcopy(model))):
-        options = {"compression": 4, "steps": 3, "scope": scope, "score": score, "data": data}
-        found.append(synflow.prune(given, example, guard=False, **options))
-    assert any(not weight.is_contiguous() for weight in synflow.prunable(layout(copy.deepcopy(model))).values())
-    assert same(*found)
+    options = {"compression": 4, "steps": 3, "scope": scope, "score": score, "data": data}
+    return synflow.prune(model, example, guard=False, **options)
+
+
+@functools.cache
+def in_order(score: str, scope: str) -> dict[str, Tensor]:
+    """What is kept of the network as it is made; all orders in memory are compared with it."""
+    return pruned(network()[0], score, scope)
 
 
 @pytest.mark.parametrize("score", FLOW_SCORES)
@@ -96,14 +106,21 @@ def test_half_precision_gives_the_masks_of_the_same_numbers_in_single(dtype, sid
 @pytest.mark.parametrize("engine", ["fast", "plain"])
 @pytest.mark.parametrize("schedule", ["exponential", "certified"])
 def test_modes_of_torch_do_not_matter(mode, score: str, engine: str, schedule: str) -> None:
-    model, example = network(16, torch.float32)
-    options = {"compression": 5, "steps": 6 if schedule == "exponential" else None, "score": score, "engine": engine}
-    expected = synflow.prune(model, example, schedule=schedule, **options)
-    around: AbstractContextManager[object] = mode()
-    with around:
-        found = synflow.prune(model, example, schedule=schedule, **options)
+    expected = in_mode(nullcontext, score, engine, schedule)
+    found = in_mode(mode, score, engine, schedule)
     assert "fallbacks" not in found.about
     assert same(found, expected)
+
+
+@functools.cache
+def in_mode(
+    mode: Callable[[], AbstractContextManager[object]], score: str, engine: str, schedule: str
+) -> synflow.Masks:
+    """What is kept of the network, which is made outside of the mode; what is kept without one is asked for often."""
+    model, example = network(16, torch.float32)
+    steps = 6 if schedule == "exponential" else None
+    with mode():
+        return synflow.prune(model, example, compression=5, steps=steps, schedule=schedule, score=score, engine=engine)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -55,7 +55,7 @@ def taggers(draw):
 @pytest.mark.parametrize(
     "options", [PassOptions(), WITHOUT_SHIFTS, BOOLEANS], ids=["usual", "without shifts", "booleans"]
 )
-@settings(max_examples=25)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(case=taggers())
 def test_all_steps_of_time_at_once_give_what_single_steps_give(case, options):
     network = open_network(*case)
