@@ -102,12 +102,12 @@ def test_a_language_model_is_not_run_step_by_step_in_time():
 class Stacked(nn.Module):
     def __init__(self, kind: type[nn.RNNBase], apart: bool) -> None:
         super().__init__()
-        self.first = kind(16, 128, 1 if apart else 2, batch_first=True)
-        self.second = kind(128, 128, batch_first=True) if apart else None
-        self.head = nn.Linear(128, 3)
+        self.first = kind(16, 32, 1 if apart else 2, batch_first=True)
+        self.second = kind(32, 32, batch_first=True) if apart else None
+        self.head = nn.Linear(32, 3)
         for name, weight in self.named_parameters():
             if "weight_hh" in name:
-                weight.data *= 16  # so that few steps of time are enough
+                weight.data *= 32  # so that few steps of time are enough
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.first(x)[0]
