@@ -1,5 +1,6 @@
 """The theorems as checks: conservation, largest and critical compression."""
 
+import functools
 import math
 
 import numpy as np
@@ -148,17 +149,30 @@ def test_max_compression_counts_what_is_selected():
 # Critical compression
 
 
+def small_chain():
+    torch.manual_seed(0)
+    return mlp(4, 6, 5, 3), torch.zeros(1, 4)
+
+
+@functools.cache
+def single_shot(score, scope, keep):
+    """Masks of so many weights, whatever is called a collapse."""
+    model, example = small_chain()
+    density = keep / open_network(model, example).size
+    return synflow.prune(model, example, density=density, score=score, steps=1, scope=scope, guard=False)
+
+
 @pytest.mark.parametrize("score", ["magnitude", "random", "synflow"])
 @pytest.mark.parametrize("collapse", ["disconnected", "empty_layer"])
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_single_shot_critical_compression_is_exact(score, collapse, scope):
     """Against trying every count from the largest down: the last before the first collapse of a nested family."""
-    model, example = mlp(4, 6, 5, 3), torch.zeros(1, 4)
+    model, example = small_chain()
     network = open_network(model, example)
     size = network.size
 
     def survives(keep):
-        masks = synflow.prune(model, example, density=keep / size, score=score, steps=1, scope=scope, guard=False)
+        masks = single_shot(score, scope, keep)
         return all(bool(m.any()) for m in masks.values()) if collapse == "empty_layer" else connected(network, masks)
 
     keep = next(k for k in range(size, 0, -1) if k == 3 or not survives(k - 1))
