@@ -19,7 +19,8 @@ from ..errors import SynflowError
 from ..masks.files import load_masks, save_masks
 from ..masks.results import Masks, StepRecord
 from ..models.inputs import shape_of
-from ..models.sources import Source, is_file, load_model
+from ..models.own_files import is_file
+from ..models.sources import Source, load_model
 from ..models.weights import save_weights
 from ..reporting.facts import Facts
 from ..reporting.page import page

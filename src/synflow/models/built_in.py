@@ -7,31 +7,27 @@ normal, biases zero, batch norms the identity.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from synflow.errors import choose
-
-from .parts import Shape, image, scaled, sequence
-from .vision_transformer import vision_transformer
-
-__all__ = ["MODELS", "Residual", "build"]
+from ..errors import SynflowError, choose
 
 # A name stands for three forms of a network; the shorter side of the images selects one. Images below the first
 # number get the CIFAR form, below the second the Tiny ImageNet form, others the ImageNet form.
 TINY_IMAGENET_SIDE = 64
 IMAGENET_SIDE = 128
 
+Shape = tuple[int, ...]
+
 
 def build(
-    name: str | Callable[..., nn.Module],
-    classes: int = 10,
-    input_shape: Shape = (3, 32, 32),
-    **options: object,
+    name: str | Callable[..., nn.Module], classes: int = 10, input_shape: Shape = (3, 32, 32), **options: object
 ) -> nn.Module:
     """Build a network by name; images of 64 and of 128 pixels and more get the network's larger forms.
 
@@ -42,31 +38,47 @@ def build(
     """
     factory = name if callable(name) else choose("model", name, MODELS, "(classes, input_shape) -> model")
     model: nn.Module = factory(classes, tuple(input_shape), **options)
-    _initialise(model)
-    return model
-
-
-def _initialise(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return model
+
+
+def _image(input_shape: Shape, side: int) -> tuple[int, int]:
+    """Channels and shorter side of an image at least `side` pixels wide and high."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < side:
+        raise SynflowError(
+            f"input_shape {input_shape} does not fit this network; "
+            f"give (channels, height, width) with at least {side} x {side} pixels"
+        )
+    return input_shape[0], min(input_shape[1:])
+
+
+def _scaled(channels: int, width: float) -> int:
+    """Channels of a network `width` times as wide."""
+    return max(1, round(channels * width))
+
+
+def _classified(classifier: nn.Module, pooled: int = 1, **parts: nn.Module) -> nn.Module:
+    """The parts in this order, then the mean over the image, or over each of `pooled` x `pooled` fields, classified."""
+    end = {"pool": nn.AdaptiveAvgPool2d(pooled), "flatten": nn.Flatten(), "classifier": classifier}
+    return nn.Sequential(OrderedDict(parts | end))
 
 
 # Small networks
 
 
 def _fc(classes: int, input_shape: Shape, depth: int = 6, width: int = 100) -> nn.Module:
-    sizes = [math.prod(input_shape), *[width] * (depth - 1), classes]
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in pairwise([math.prod(input_shape), *[width] * (depth - 1), classes]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 def _conv(classes: int, input_shape: Shape, depth: int = 3, width: int = 32) -> nn.Module:
-    channels, _ = image(input_shape, side=1)
+    channels, _ = _image(input_shape, side=1)
     layers: list[nn.Module] = []
     for inputs in [channels, *[width] * (depth - 2)]:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
@@ -81,41 +93,23 @@ VGG_WIDTHS = (64, 128, 256, 512, 512)
 
 
 def _vgg(depth: int, batch_norm: bool, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
-    channels, side = image(input_shape, side=16)
+    channels, side = _image(input_shape, side=16)
     features: list[nn.Module] = []
     for full, repeats in zip(VGG_WIDTHS, VGG_DEPTHS[depth], strict=True):
-        outputs = scaled(full, width)
+        outputs = _scaled(full, width)
         for _ in range(repeats):
             norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
             features += [nn.Conv2d(channels, outputs, 3, padding=1), *norm, nn.ReLU(inplace=True)]
             channels = outputs
         features.append(nn.MaxPool2d(2))
-    classifier: nn.Module
     if side < TINY_IMAGENET_SIDE:
-        features.pop()
-        pooled, classifier = 1, nn.Linear(channels, classes)
-    elif side < IMAGENET_SIDE:
-        pooled, classifier = 2, _three_linear(channels * 2 * 2, scaled(1024, width), classes)
-    else:
-        pooled, classifier = 7, _three_linear(channels * 7 * 7, scaled(4096, width), classes)
-    return sequence(
-        features=nn.Sequential(*features),
-        pool=nn.AdaptiveAvgPool2d(pooled),
-        flatten=nn.Flatten(),
-        classifier=classifier,
-    )
-
-
-def _three_linear(inputs: int, width: int, classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(inputs, width),
-        nn.ReLU(inplace=True),
-        nn.Dropout(),
-        nn.Linear(width, width),
-        nn.ReLU(inplace=True),
-        nn.Dropout(),
-        nn.Linear(width, classes),
-    )
+        return _classified(nn.Linear(channels, classes), features=nn.Sequential(*features[:-1]))
+    pooled, inner = (2, _scaled(1024, width)) if side < IMAGENET_SIDE else (7, _scaled(4096, width))
+    layers: list[nn.Module] = []
+    for inputs in (channels * pooled**2, inner):
+        layers += [nn.Linear(inputs, inner), nn.ReLU(inplace=True), nn.Dropout()]
+    classifier = nn.Sequential(*layers, nn.Linear(inner, classes))
+    return _classified(classifier, pooled, features=nn.Sequential(*features))
 
 
 # ResNet (He et al. 2016), with a 1x1 convolution on the shortcut where shapes change.
@@ -133,77 +127,56 @@ class Residual(nn.Module):
         return F.relu(self.branch(x) + self.shortcut(x))
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs)]
 
 
-def _residual(inputs: int, outputs: int, stride: int, branch: list[nn.Module]) -> Residual:
-    same = inputs == outputs and stride == 1
-    shortcut = nn.Identity() if same else nn.Sequential(*_conv_norm(inputs, outputs, 1, stride))
-    return Residual(nn.Sequential(*branch), shortcut)
+def _basic(width: int, inner: int, stride: int) -> list[Shape]:
+    """Channels, kernel and stride of two 3x3 convolutions."""
+    return [(inner, 3, stride), (width, 3, 1)]
 
 
-def _basic(inputs: int, width: int, stride: int, widen: int) -> tuple[nn.Module, int]:
-    """Two 3x3 convolutions, `width * widen` channels between them."""
-    inner = width * widen
-    branch = [*_conv_norm(inputs, inner, 3, stride), nn.ReLU(), *_conv_norm(inner, width, 3)]
-    return _residual(inputs, width, stride, branch), width
+def _bottleneck(width: int, inner: int, stride: int) -> list[Shape]:
+    """The same of 1x1, 3x3 and 1x1 convolutions."""
+    return [(inner, 1, 1), (inner, 3, stride), (4 * width, 1, 1)]
 
 
-def _bottleneck(inputs: int, width: int, stride: int, widen: int) -> tuple[nn.Module, int]:
-    """1x1, 3x3 and 1x1 convolutions, `width * widen` channels between them and `4 * width` after."""
-    inner, outputs = width * widen, width * 4
-    branch = [
-        *_conv_norm(inputs, inner, 1),
-        nn.ReLU(),
-        *_conv_norm(inner, inner, 3, stride),
-        nn.ReLU(),
-        *_conv_norm(inner, outputs, 1),
-    ]
-    return _residual(inputs, outputs, stride, branch), outputs
+def _residual(inputs: int, convolutions: list[Shape], stride: int) -> Residual:
+    channels, branch = inputs, list[nn.Module]()
+    for outputs, *how in convolutions:
+        branch += [*_conv_norm(channels, outputs, *how), nn.ReLU()]
+        channels = outputs
+    same = inputs == channels and stride == 1
+    shortcut = nn.Identity() if same else nn.Sequential(*_conv_norm(inputs, channels, 1, stride))
+    return Residual(nn.Sequential(*branch[:-1]), shortcut)
 
 
-Block = Callable[[int, int, int, int], tuple[nn.Module, int]]
+Form = tuple[Callable[[int, int, int], list[Shape]], Shape, int]  # block, blocks per stage, channels of the first stage
 
 
-def _resnet(stem: list[nn.Module], block: Block, depths: Shape, width: int, widen: int, classes: int) -> nn.Module:
-    """A stem that gives `width` channels, then stages of blocks that halve the image and double the width."""
-    channels, stages = width, []
+def _resnet(form: Form, widen: int, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
+    """A stem, then stages of blocks that halve the image and double the channels, `widen` times as many inside a block.
+
+    The three stages of the CIFAR form follow a 3x3 stem, and so do the four of the ImageNet form if images are small.
+    """
+    block, depths, first = form
+    channels, side = _image(input_shape, side=2 ** (len(depths) - 1))
+    inputs = _scaled(first, width)
+    if len(depths) == 3 or side < IMAGENET_SIDE:
+        stem = [*_conv_norm(channels, inputs, 3), nn.ReLU()]
+    else:
+        stem = [*_conv_norm(channels, inputs, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels, stages = inputs, []
     for stage, repeats in enumerate(depths):
         blocks = []
         for index in range(repeats):
             stride = 2 if stage > 0 and index == 0 else 1
-            layer, channels = block(channels, width * 2**stage, stride, widen)
-            blocks.append(layer)
+            convolutions = block(inputs * 2**stage, inputs * 2**stage * widen, stride)
+            blocks.append(_residual(channels, convolutions, stride))
+            channels = convolutions[-1][0]
         stages.append(nn.Sequential(*blocks))
-    return sequence(
-        stem=nn.Sequential(*stem),
-        stages=nn.Sequential(*stages),
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-        classifier=nn.Linear(channels, classes),
-    )
-
-
-def _cifar_resnet(depth: int, classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
-    """Three stages of 16, 32 and 64 channels; depth = 6 * blocks per stage + 2."""
-    channels, _ = image(input_shape, side=4)
-    first = scaled(16, width)
-    stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
-    return _resnet(stem, _basic, ((depth - 2) // 6,) * 3, first, 1, classes)
-
-
-def _imagenet_resnet(
-    block: Block, depths: Shape, widen: int, classes: int, input_shape: Shape, width: float = 1.0
-) -> nn.Module:
-    """Four stages of 64 to 512 channels; small images keep their size in a 3x3 stem."""
-    channels, side = image(input_shape, side=8)
-    first = scaled(64, width)
-    if side < IMAGENET_SIDE:
-        stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
-    else:
-        stem = [*_conv_norm(channels, first, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    return _resnet(stem, block, depths, first, widen, classes)
+    return _classified(nn.Linear(channels, classes), stem=nn.Sequential(*stem), stages=nn.Sequential(*stages))
 
 
 # MobileNet v2 (Sandler et al. 2018) for small images: depthwise convolutions between 1x1 ones, linear bottlenecks.
@@ -228,43 +201,99 @@ EXPANSION = 4
 
 
 def _mobilenet(classes: int, input_shape: Shape, width: float = 1.0) -> nn.Module:
-    channels, _ = image(input_shape, side=8)
-    first, last = scaled(16, width), scaled(160, width)
-    stem = [*_conv_norm(channels, first, 3), nn.ReLU()]
-    blocks, channels = list[nn.Module](), first
+    inputs, _ = _image(input_shape, side=8)
+    channels, last = _scaled(16, width), _scaled(160, width)
+    stem, blocks = [*_conv_norm(inputs, channels, 3), nn.ReLU()], list[nn.Module]()
     for full, repeats, stride in MOBILENET_STAGES:
-        for index in range(repeats):
-            outputs, step = scaled(full, width), stride if index == 0 else 1
-            inner = channels * EXPANSION
-            depthwise = nn.Conv2d(inner, inner, 3, step, 1, groups=inner, bias=False)
-            branch = [
-                *_conv_norm(channels, inner, 1), nn.ReLU(), depthwise, nn.BatchNorm2d(inner), nn.ReLU(),
-                *_conv_norm(inner, outputs, 1),
-            ]  # fmt: skip
+        for step in (stride, *[1] * (repeats - 1)):
+            inner, outputs = channels * EXPANSION, _scaled(full, width)
+            branch = [*_conv_norm(channels, inner, 1), nn.ReLU()]
+            branch += [*_conv_norm(inner, inner, 3, step, groups=inner), nn.ReLU(), *_conv_norm(inner, outputs, 1)]
             blocks.append(InvertedResidual(nn.Sequential(*branch), skips=step == 1 and channels == outputs))
             channels = outputs
-    return sequence(
-        stem=nn.Sequential(*stem),
-        blocks=nn.Sequential(*blocks),
-        head=nn.Sequential(*_conv_norm(channels, last, 1), nn.ReLU()),
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-        classifier=nn.Linear(last, classes),
-    )
+    head = nn.Sequential(*_conv_norm(channels, last, 1), nn.ReLU())
+    return _classified(nn.Linear(last, classes), stem=nn.Sequential(*stem), blocks=nn.Sequential(*blocks), head=head)
 
 
+# A small vision transformer (Dosovitskiy et al. 2021): norms come first, and the mean over patches is classified.
+
+
+class SelfAttention(nn.Module):
+    """Attention of all patches to all, its queries, keys and values in one layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, patches, _ = x.shape
+        q, k, v = self.qkv(x).reshape(batch, patches, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, patches, -1)
+        return self.projection(mixed)  # type: ignore[no-any-return]
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then the same with two linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        changed: Tensor = self.mlp(self.norm2(x))
+        return x + changed
+
+
+class Patches(nn.Module):
+    """Square patches of an image as vectors, each with its place."""
+
+    def __init__(self, channels: int, shape: Shape, side: int, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(channels, width, side, side)
+        self.places = nn.Parameter(torch.randn(1, (shape[0] // side) * (shape[1] // side), width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors: Tensor = self.cut(x).flatten(2).transpose(1, 2)
+        return vectors + self.places
+
+
+class MeanOverPatches(nn.Module):
+    """One vector for an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def _vit(classes: int, input_shape: Shape, width: float = 1.0, depth: int = 6, patch: int = 4) -> nn.Module:
+    """A network of so many blocks, 128 wide with four heads, times `width`."""
+    channels, _ = _image(input_shape, side=patch)
+    heads = 4
+    inner = heads * _scaled(128 // heads, width)
+    patches = Patches(channels, input_shape[1:], patch, inner)
+    blocks = nn.Sequential(*(TransformerBlock(inner, heads) for _ in range(depth)))
+    end = {"norm": nn.LayerNorm(inner), "pool": MeanOverPatches(), "classifier": nn.Linear(inner, classes)}
+    return nn.Sequential(OrderedDict(patches=patches, blocks=blocks, **end))
+
+
+RESNETS: dict[int, Form] = {
+    **{depth: (_basic, ((depth - 2) // 6,) * 3, 16) for depth in (20, 32, 44, 56, 110, 1202)},
+    18: (_basic, (2, 2, 2, 2), 64),
+    34: (_basic, (3, 4, 6, 3), 64),
+    50: (_bottleneck, (3, 4, 6, 3), 64),
+    101: (_bottleneck, (3, 4, 23, 3), 64),
+}
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "fc": _fc,
     "conv": _conv,
     **{f"vgg{depth}": partial(_vgg, depth, False) for depth in VGG_DEPTHS},
     **{f"vgg{depth}_bn": partial(_vgg, depth, True) for depth in VGG_DEPTHS},
-    **{f"resnet{depth}": partial(_cifar_resnet, depth) for depth in (20, 32, 44, 56, 110, 1202)},
-    "resnet18": partial(_imagenet_resnet, _basic, (2, 2, 2, 2), 1),
-    "resnet34": partial(_imagenet_resnet, _basic, (3, 4, 6, 3), 1),
-    "resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 1),
-    "resnet101": partial(_imagenet_resnet, _bottleneck, (3, 4, 23, 3), 1),
+    **{f"resnet{depth}": partial(_resnet, form, 1) for depth, form in RESNETS.items()},
     "mobilenet": _mobilenet,
-    "vit": vision_transformer,
-    "wide_resnet18": partial(_imagenet_resnet, _basic, (2, 2, 2, 2), 2),
-    "wide_resnet50": partial(_imagenet_resnet, _bottleneck, (3, 4, 6, 3), 2),
+    "vit": _vit,
+    **{f"wide_resnet{depth}": partial(_resnet, RESNETS[depth], 2) for depth in (18, 50)},
 }

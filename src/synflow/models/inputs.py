@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 
-__all__ = ["describe", "example_from", "first_linear", "shape_of", "vocabulary"]
-
 PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d{1,12}(?:x\d{1,12}){0,15})(?::(?P<dtype>\w+))?")
 # The most numbers an example may have, 4 GB of float32: more is a typing error, or a file that wants to fill memory.
 MOST_ELEMENTS = 2**30
@@ -42,6 +40,11 @@ def example_from(texts: Sequence[str], vocabulary: int = 2) -> Any:
 
 def shape_of(text: str) -> tuple[int, ...]:
     """The sizes in a shape such as 1x3x32x32."""
+    return _fields(text)[1]
+
+
+def _fields(text: str) -> tuple[str | None, tuple[int, ...], str]:
+    """The name, the sizes and the type that an input is described by."""
     found = PATTERN.fullmatch(text.strip())
     if found is None:
         raise SynflowError(
@@ -56,7 +59,7 @@ def shape_of(text: str) -> tuple[int, ...]:
         )
     if 0 in sizes:
         raise SynflowError(f"--input {text!r} has a size of zero; the smallest batch is 1")
-    return sizes
+    return found["name"], sizes, found["dtype"] or "float32"
 
 
 def describe(example: Any) -> list[str]:
@@ -67,7 +70,7 @@ def describe(example: Any) -> list[str]:
     """
     if isinstance(example, dict):
         return [f"{name}={_text(value)}" for name, value in example.items() if isinstance(value, Tensor)]
-    items = list(example) if isinstance(example, tuple | list) else [example]
+    items = example if isinstance(example, tuple | list) else [example]
     return [_text(value) for value in items if isinstance(value, Tensor)]
 
 
@@ -84,24 +87,19 @@ def first_linear(model: nn.Module) -> Tensor | None:
 def vocabulary(model: nn.Module) -> int:
     """How many token ids every embedding of a model knows."""
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    config = getattr(model, "config", None)
-    stated = getattr(config, "vocab_size", None)
+    stated = getattr(getattr(model, "config", None), "vocab_size", None)
     return stated if isinstance(stated, int) and stated > 0 else min(sizes, default=2)
 
 
 def _parsed(text: str, vocabulary: int) -> tuple[str | None, Tensor]:
-    sizes = shape_of(text)
-    found = PATTERN.fullmatch(text.strip())
-    assert found is not None
-    dtype = found["dtype"] or "float32"
+    name, sizes, dtype = _fields(text)
     if dtype not in DTYPES:
         raise SynflowError(f"--input {text!r}: no type {dtype!r}; choose from {', '.join(DTYPES)}")
     if dtype.startswith("int"):
-        count = torch.Size(sizes).numel()
-        # The first few ids are padding and other marks in most vocabularies.
-        low = 3 if vocabulary > 8 else 0
-        return found["name"], (low + torch.arange(count) % (vocabulary - low)).reshape(sizes).to(DTYPES[dtype])
-    return found["name"], torch.ones(sizes, dtype=DTYPES[dtype])
+        low = 3 if vocabulary > 8 else 0  # the first few ids are padding and other marks in most vocabularies
+        ids = low + torch.arange(math.prod(sizes)) % (vocabulary - low)
+        return name, ids.reshape(sizes).to(DTYPES[dtype])
+    return name, torch.ones(sizes, dtype=DTYPES[dtype])
 
 
 def _text(value: Tensor) -> str:

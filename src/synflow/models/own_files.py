@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import SynflowError
-
-__all__ = ["MOST_SEEDS", "digest_of", "function_in", "is_file", "name_or_function", "one_line"]
 
 # Seeds are multiplied where epochs and rounds get numbers of their own, which must stay below 2^63.
 MOST_SEEDS = 2**32
@@ -62,6 +61,17 @@ def one_line(cause: BaseException) -> str:
     """An error's message in one line."""
     text = " ".join(str(cause).split())
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+@contextmanager
+def failing(what: str, way_out: str = "") -> Iterator[None]:
+    """Turn any error inside the block, which other people's code may raise, into one that says what failed."""
+    try:
+        yield
+    except SynflowError:
+        raise
+    except Exception as cause:
+        raise SynflowError(f"{what}: {type(cause).__name__}: {one_line(cause)}{way_out}") from cause
 
 
 def _file(name: str) -> Path:

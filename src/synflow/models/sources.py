@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import MissingExtraError, SynflowError, need, similar
+from ..errors import SynflowError, need, similar
+from ..network.private_copy import arguments
 from .built_in import MODELS, build
 from .inputs import describe, example_from, first_linear, shape_of, vocabulary
-from .own_files import MOST_SEEDS, function_in, is_file, one_line
+from .own_files import MOST_SEEDS, failing, function_in, is_file, one_line
 from .torchvision_cure import cure_torchvision
 from .weights import check_weights, load_weights
-
-__all__ = ["LIBRARIES", "Source", "is_file", "load_model", "names_in"]
 
 LIBRARIES = {"timm": "vision", "torchvision": "vision", "transformers": "hf"}
 Built = tuple[nn.Module, Any]
@@ -39,23 +38,13 @@ class Source:
     @property
     def settings(self) -> dict[str, Any]:
         """What `load_model` needs to build this model again, its weights aside."""
-        return {
-            "model": self.spec,
-            "input": describe(self.example),
-            "classes": self.classes,
-            "seed": self.seed,
-        }
+        return {"model": self.spec, "input": describe(self.example), "classes": self.classes, "seed": self.seed}
 
 
 def load_model(
-    spec: str,
-    *,
-    inputs: Sequence[str] = (),
-    classes: int | None = None,
-    seed: int = 0,
-    weights: Path | None = None,
-    device: str = "cpu",
-) -> Source:
+    spec: str, *, inputs: Sequence[str] = (), classes: int | None = None, seed: int = 0,
+    weights: Path | None = None, device: str = "cpu",
+) -> Source:  # fmt: skip
     """Build a model with fresh weights from the seed (or those of a file), and an example it was seen to run on."""
     if not -MOST_SEEDS < seed < MOST_SEEDS:
         raise SynflowError(f"a seed is below {MOST_SEEDS:,}, got {seed}")
@@ -67,10 +56,8 @@ def load_model(
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # our own error says what failed
         cure_torchvision()
-        library = _imported(prefix)
-        model, example = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix](
-            library, name, classes
-        )
+        build_from = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[prefix]
+        model, example = build_from(_imported(prefix), name, classes)
     else:
         model, example = _built_in(spec, inputs, classes, weights)
     if inputs:
@@ -85,28 +72,22 @@ def load_model(
     if weights is not None:
         load_weights(model, weights)
     _check_runs(spec, model, example)
-    return Source(spec, _moved(model, device), example, classes, seed)
+    try:
+        return Source(spec, model.to(device), example, classes, seed)
+    except (RuntimeError, AssertionError) as cause:
+        raise SynflowError(f"device {device!r} cannot be used: {one_line(cause)}") from cause
 
 
 def names_in(library: str) -> list[str]:
     """The names of the models of timm or torchvision."""
     cure_torchvision()
     module = _imported(library)
-    if library == "timm":
-        return list(module.list_models())
-    return list(need("torchvision.models", extra="vision").list_models())
+    return list((module if library == "timm" else need("torchvision.models", extra="vision")).list_models())
 
 
 def _imported(library: str) -> Any:
-    try:
+    with failing(f"{library} is installed but cannot be imported", "; `synflow doctor` tries all packages"):
         return need(library, extra=LIBRARIES[library])
-    except MissingExtraError:
-        raise
-    except Exception as cause:  # a package that is there and broken may raise anything
-        raise SynflowError(
-            f"{library} is installed but cannot be imported: {type(cause).__name__}: {one_line(cause)}; "
-            "`synflow doctor` tries all packages"
-        ) from cause
 
 
 def _built_in(spec: str, inputs: Sequence[str], classes: int | None, weights: Path | None) -> Built:
@@ -156,10 +137,10 @@ def _torchvision(library: Any, name: str, classes: int | None) -> Built:
 
 
 def _transformers(library: Any, name: str, classes: int | None) -> Built:
-    path = Path(name)
     options = {} if classes is None else {"num_labels": classes}
-    try:
-        if path.exists() or "/" in name:
+    way_out = " Without the hub, give a type such as bert or gpt2, or a config.json of yours"
+    with failing(f"transformers:{name} cannot be built", way_out):
+        if Path(name).exists() or "/" in name:
             config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
         elif name in library.CONFIG_MAPPING:
             config = library.AutoConfig.for_model(name, **options)
@@ -170,13 +151,6 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
             )
         kind = _model_class(library, config)
         model: nn.Module = library.AutoModel.from_config(config) if kind is None else kind(config)
-    except SynflowError:
-        raise
-    except Exception as cause:  # what a config can do wrong is as varied as the models
-        raise SynflowError(
-            f"transformers:{name} cannot be built: {type(cause).__name__}: {one_line(cause)} Without the hub, give a "
-            "type such as bert or gpt2, or a config.json of yours"
-        ) from cause
     return model, _transformers_example(model, config)
 
 
@@ -208,12 +182,8 @@ def _transformers_example(model: nn.Module, config: Any) -> Any:
 
 
 def _from_file(spec: str) -> Built:
-    try:
+    with failing(f"{spec} fails"):
         made = function_in(spec)()
-    except SynflowError:
-        raise
-    except Exception as cause:
-        raise SynflowError(f"{spec} fails: {type(cause).__name__}: {one_line(cause)}") from cause
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise SynflowError(
@@ -224,8 +194,6 @@ def _from_file(spec: str) -> Built:
 
 def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
     """Run the model once, so that a wrong shape is an error before anything is computed."""
-    from ..network.private_copy import arguments
-
     args, kwargs = arguments(example)
     training = model.training
     try:
@@ -243,10 +211,3 @@ def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
         ) from cause
     finally:
         model.train(training)
-
-
-def _moved(model: nn.Module, device: str) -> nn.Module:
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as cause:
-        raise SynflowError(f"device {device!r} cannot be used: {one_line(cause)}") from cause

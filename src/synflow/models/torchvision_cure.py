@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cure_torchvision"]
-
 # A Library object takes its schemas with it when it is collected, so it is held here.
 _DECLARED: list[Any] = []
 

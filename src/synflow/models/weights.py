@@ -12,8 +12,6 @@ from torch import nn
 from ..compaction.cut.surgery import tensors
 from ..errors import SynflowError
 
-__all__ = ["check_weights", "load_weights", "save_weights"]
-
 # A zip archive (torch.save) and a bare pickle.
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
