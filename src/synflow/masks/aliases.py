@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +17,16 @@ from torch import Tensor, nn
 
 from ..network.shared_memory import held_beside, overlapping
 from ..network.wrappers import unwrap
+from .checks import places
 from .masked_modules import MASK_SUFFIX, mask_of, masked_names, zero_pruned
-from .places import Place, places, weights_at
-
-__all__ = ["forget_aliases", "guard_aliases"]
 
 
+@dataclass(frozen=True)
 class _Guard:
     """A forward pre-hook of the module that holds the masked weight of a layer a second time."""
 
-    def __init__(self, layer: nn.Module, name: str) -> None:
-        self.layer, self.name = layer, name
+    layer: nn.Module
+    name: str
 
     def __call__(self, *_: Any) -> None:
         parameter = self.layer._parameters.get(self.name)
@@ -45,23 +45,19 @@ class _Guard:
 def guard_aliases(model: nn.Module, masked: Iterable[str]) -> None:
     """Keep the pruned entries of the named weights zero where the model holds them a second time, and warn of it."""
     found = places(model)
-    weights: dict[str, Tensor] = {**weights_at({name: found[name] for name in masked})}
+    weights = {name: found[name][0].weight for name in masked}
     holders = {f"model.{path}": (module, tensor) for module, path, tensor in _beside(unwrap(model))}
     for name, path in overlapping(weights, {path: tensor for path, (_, tensor) in holders.items()}):
         if path in holders:
-            _guard(holders[path][0], found[name][0])
+            holder, guard = holders[path][0], _Guard(found[name][0].module, found[name][0].attribute)
+            if guard not in holder._forward_pre_hooks.values():
+                holder.register_forward_pre_hook(guard)
             warnings.warn(
                 f"{name} is also held by {path}, where no mask can hide what is written by hand; pruned entries are "
                 "set to zero there before each forward pass and after each step of an optimizer. To be safe, use the "
                 "weight by its name in forward, and write to it inside `with synflow.unmasked(model):`",
-                stacklevel=3,
+                stacklevel=4,  # the caller of `attach` or `load_state`
             )
-
-
-def _guard(holder: nn.Module, place: Place) -> None:
-    guarded = {(hook.layer, hook.name) for hook in holder._forward_pre_hooks.values() if isinstance(hook, _Guard)}
-    if (place.module, place.attribute) not in guarded:
-        holder.register_forward_pre_hook(_Guard(place.module, place.attribute))
 
 
 def forget_aliases(module: nn.Module) -> None:

@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from ..network.wrappers import dense_name, unwrap
 from .aliases import forget_aliases, guard_aliases
-from .checks import check_boolean, check_mapping, check_masks, some
+from .checks import check_boolean, check_mapping, check_masks, named_weights, places, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
-from .places import Place, named_weights, places
-
-__all__ = ["attach", "attached", "bake", "density", "load_state", "rewind", "shuffle", "unmasked"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -41,7 +38,6 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
     >>> layer.weight[0, 1].item()
     0.0
     """
-    held = places(model)
     check_masks(masks, model)
     for name, current in attached(model).items():
         revived = int((masks[name].to(current.device) & ~current).sum()) if name in masks else 0
@@ -51,8 +47,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
                 "gone; attach `mask & synflow.attached(model)[name]`, or start over: synflow.bake(model), "
                 "synflow.rewind(model, state), synflow.attach(model, masks)"
             )
-    _hold(masks, held)
-    guard_aliases(model, masks)
+    _hold(model, masks)
     return model
 
 
@@ -108,7 +103,7 @@ def rewind(model: nn.Module, state: Mapping[str, Any]) -> None:
             "this state was saved with masks, but the model has none, so pruned weights would grow back in training; "
             "use synflow.load_state(model, state), which attaches them, or attach the masks before rewinding"
         )
-    _load(model, state)
+    unwrap(model).load_state_dict(_checked_state(model, state))
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -117,20 +112,18 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Masks in the state are attached, in place of those that the model holds for the same weights; other masks of the
     model stay. Names, shapes and dtypes must be the model's, or nothing is changed.
     """
-    held = places(model)
-    first_names = {place.name: name for name, same in held.items() for place in same}
-    masks: dict[str, Tensor] = {}
-    for name, mask in _masks_in(state).items():
+    first_names = {place.name: name for name, held in places(model).items() for place in held}
+    stored, masks = _masks_in(state), dict[str, Tensor]()
+    for name, mask in stored.items():
         masks.setdefault(first_names.get(name, name), mask)
     check_masks(masks, model)
-    for name, mask in _masks_in(state).items():
+    for name, mask in stored.items():
         first = first_names[name]
-        if not (mask is masks[first] or (isinstance(mask, Tensor) and torch.equal(mask, masks[first]))):
+        if not (isinstance(mask, Tensor) and torch.equal(mask, masks[first])):
             raise SynflowError(f"{name} is tied to {first}, but the state has another mask for it; nothing was loaded")
-    _check_state(model, state)
-    _hold(masks, held)
-    guard_aliases(model, masks)
-    _load(model, state)
+    weights = _checked_state(model, state)
+    _hold(model, masks)
+    unwrap(model).load_state_dict(weights)
 
 
 def density(masks: Mapping[str, Tensor]) -> float:
@@ -155,7 +148,13 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     0.25
     """
     check_mapping(masks)
-    shuffled = {name: _shuffled(mask, f"{seed}/{name}") for name, mask in masks.items()}
+    shuffled: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        check_boolean(name, mask)
+        key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
+        order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
+        shuffled[name] = mask.flatten()[order].view(mask.shape)
     if not isinstance(masks, dict) or type(masks) is dict:
         return shuffled
     result: dict[str, Tensor] = copy.copy(masks)  # a subclass keeps what it says about itself
@@ -163,13 +162,6 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     if isinstance(getattr(masks, "about", None), dict):
         result.about = {**masks.about, "shuffled": seed}  # type: ignore[attr-defined]
     return result
-
-
-def _shuffled(mask: Tensor, key: str) -> Tensor:
-    check_boolean(key.partition("/")[2], mask)
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
-    order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
-    return mask.flatten()[order].view(mask.shape)
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -185,10 +177,12 @@ def fingerprint_of(shapes: Mapping[str, list[int]]) -> str:
     return hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()
 
 
-def _hold(masks: Mapping[str, Tensor], held: Mapping[str, list[Place]]) -> None:
+def _hold(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    found = places(model)
     for name, mask in masks.items():
-        for place in held[name]:
+        for place in found[name]:
             hold(place.module, place.attribute, mask)
+    guard_aliases(model, masks)
 
 
 def _masks_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -201,7 +195,7 @@ def _kind(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _check_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """The state under the model's own keys, without masks; an error if anything is missing, left over or different."""
     own = {key: value for key, value in unwrap(model).state_dict().items() if not key.endswith(MASK_SUFFIX)}
     keys = {dense_name(key): key for key in own}
@@ -215,7 +209,3 @@ def _check_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(wanted, Tensor) and _kind(value) != _kind(wanted):
             raise SynflowError(f"{name}: the state has {_kind(value)}, the model {_kind(wanted)}; nothing was loaded")
     return {keys[name]: value for name, value in given.items()}
-
-
-def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    unwrap(model).load_state_dict(_check_state(model, state))

@@ -1,9 +1,9 @@
-"""Checks of masks: boolean tensors, each with the name and shape of a weight."""
+"""Which masks a model can take: boolean tensors, each with the name and shape of a weight, wherever that is held."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,35 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from ..network.selection import check_separate, spectral_normed
 from ..network.shared_memory import check_unshared
+from ..network.wrappers import dense_name, unwrap
 from ..support.torch_modes import plain_tensors
-from .places import places, weights_at
 
-__all__ = ["check_boolean", "check_mapping", "check_masks", "full_masks", "some"]
+
+class Place(NamedTuple):
+    """A place that holds a parameter: the parameter's name there, the module, the attribute, and the parameter."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    weight: nn.Parameter
+
+
+def places(model: nn.Module) -> dict[str, list[Place]]:
+    """Where each parameter is held, whatever wraps the model; a tied one in several places, under its first name."""
+    found: dict[str, list[Place]] = {}
+    first_names: dict[Tensor, str] = {}
+    for prefix, module in unwrap(model).named_modules():
+        for attribute, weight in module._parameters.items():
+            if weight is not None:
+                name = dense_name(f"{prefix}.{attribute}" if prefix else attribute)
+                place = Place(name, module, attribute, weight)
+                found.setdefault(first_names.setdefault(weight, name), []).append(place)
+    return found
+
+
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter once, under its first name in the dense model."""
+    return {name: first.weight for name, (first, *_) in places(model).items()}
 
 
 def check_mapping(masks: object, hint: str = "") -> None:
@@ -47,8 +72,8 @@ def check_mask(name: str, mask: Any, weight: Tensor) -> None:
 
 def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
     """Refuse masks unless each can be put on a weight of the model."""
-    check_mapping(masks)
     found = places(model)
+    check_mapping(masks)
     unknown = [str(name) for name in masks if name not in found]
     if unknown:
         tied = {place.name for held in found.values() for place in held[1:]}
@@ -56,7 +81,7 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
             "take the names from model.named_parameters(), without a wrapper's prefix"
         )  # fmt: skip
         raise SynflowError(f"the model has no parameter {some(unknown)}; it has {some(found)}; {why}")
-    weights = weights_at(found)
+    weights = named_weights(model)
     normed = spectral_normed(model)
     for name, mask in masks.items():
         weight = weights[name]

@@ -26,11 +26,8 @@ from .._version import __version__
 from ..errors import SynflowError
 from ..support.atomic_files import check_path, write_bytes
 from .attach import fingerprint, fingerprint_of
-from .checks import check_boolean, check_mapping, check_masks
-from .places import named_weights
+from .checks import check_boolean, check_mapping, check_masks, named_weights
 from .results import Masks
-
-__all__ = ["load_masks", "save_masks"]
 
 FORMAT, VERSION = "synflow masks", 1
 MOST_DIMENSIONS = 64  # torch computes with no tensors of more

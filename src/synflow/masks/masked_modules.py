@@ -28,9 +28,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import SynflowError
 from .masked_weight import MaskedWeight
-from .places import is_sharded, local_parts
-
-__all__ = ["MASK_SUFFIX", "hold", "mask_of", "masked_names", "release", "unmasked_module", "zero_pruned"]
 
 MASK_SUFFIX = "_synflow_mask"  # `weight` has the buffer `weight_synflow_mask`: torch's errors then name this library
 
@@ -68,11 +65,9 @@ def release(module: nn.Module) -> None:
     """Make a masked module plain again, zeros in place."""
     zero_pruned(module)
     names = masked_names(module)
-    module.__class__ = _plain_class(type(module))
+    _set_class(module, _plain_class(type(module)))
     for name in names:
         del module._buffers[name + MASK_SUFFIX]
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
 
 
 @torch.no_grad()
@@ -81,8 +76,26 @@ def zero_pruned(module: nn.Module) -> None:
     for name in masked_names(module):
         parameter = module._parameters.get(name)
         if parameter is not None and not parameter.is_meta:
-            weight, mask = local_parts(parameter, mask_of(module, name))
+            weight, mask = _local_parts(parameter, mask_of(module, name))
             weight.masked_fill_(~mask, 0)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor: only those have a mesh, and asking for it does not import torch.distributed."""
+    return hasattr(tensor, "device_mesh")
+
+
+def _local_parts(parameter: Any, mask: Any) -> tuple[Tensor, Tensor]:
+    """This rank's part of a parameter and of its mask; every rank holds the whole mask."""
+    if not _is_sharded(parameter):
+        return parameter, mask
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, weight = parameter.device_mesh, parameter.to_local()
+    if not _is_sharded(mask):
+        mask = DTensor.from_local(mask, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    part = mask.redistribute(mesh, parameter.placements).to_local()  # takes a slice, without communication
+    return weight, part.to(weight.device)
 
 
 _MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # the masked modules that are alive
@@ -115,7 +128,7 @@ def _masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
         return _CLASSES[base, names]
     body: dict[str, Any] = {name: _masked_property(name) for name in names}
     body |= {"_synflow_names": names, "_synflow_base": base, "__module__": base.__module__, "__doc__": base.__doc__}
-    body |= {"__qualname__": base.__qualname__, "qconfig": property(_no_qconfig, _refuse_quantization)}
+    body["__qualname__"] = base.__qualname__
     if hasattr(base, "reset_parameters"):
         body["reset_parameters"] = _reset_parameters
     mixins: tuple[type, ...] = (_MaskedRNN, _Masked) if issubclass(base, nn.RNNBase) else (_Masked,)
@@ -143,20 +156,27 @@ class _Masked:
         zero_pruned(self)
         super()._save_to_state_dict(*args)  # type: ignore[misc]
 
-    def _load_from_state_dict(
-        self: Any, state: dict[str, Any], prefix: str, metadata: Any, strict: bool,
-        missing: list[str], unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        _metadata, _strict, missing, _unexpected, errors = rest
         ours = [prefix + name + MASK_SUFFIX for name in masked_names(self)]
         for key in ours:
             if key in state and getattr(state[key], "dtype", None) != torch.bool:
                 errors.append(f"{key} is not a boolean mask.")
-        super()._load_from_state_dict(  # type: ignore[misc]
-            state, prefix, metadata, strict, missing, unexpected, errors
-        )
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
         # The state of a dense network has no masks: the attached ones stay.
         missing[:] = [key for key in missing if key not in ours]
         zero_pruned(self)
+
+    @property
+    def qconfig(self) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'")
+
+    @qconfig.setter
+    def qconfig(self, _: object) -> NoReturn:
+        raise SynflowError(
+            "torch.ao.quantization chooses layers by their exact class and would skip this masked "
+            f"{type(self).__name__}; bake the masks into the weights first: synflow.bake(model)"
+        )
 
     def __delattr__(self: Any, name: str) -> None:
         if name in masked_names(self):
@@ -196,31 +216,17 @@ def _reset_parameters(self: Any, *args: Any, **kwargs: Any) -> None:
         self.reset_parameters(*args, **kwargs)
 
 
-def _no_qconfig(self: nn.Module) -> NoReturn:
-    raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'")
-
-
-def _refuse_quantization(self: nn.Module, _: object) -> NoReturn:
-    raise SynflowError(
-        f"torch.ao.quantization chooses layers by their exact class and would skip this masked {type(self).__name__}; "
-        "bake the masks into the weights first: synflow.bake(model)"
-    )
-
-
 def _masked_property(name: str) -> property:
-    key = name + MASK_SUFFIX
-
     def seen(self: nn.Module) -> Tensor | None:
         parameter = self._parameters.get(name)
         if parameter is None:
             parameter = self.__dict__.get(name)  # a data-parallel replica keeps its weight there
-            if parameter is None:
-                return None
-        mask = self._buffers[key]
-        assert mask is not None
+        if parameter is None:
+            return None
+        mask = mask_of(self, name)
         if torch.compiler.is_compiling():
             return torch.where(mask, parameter, 0)
-        if is_sharded(parameter) and not is_sharded(mask):
+        if _is_sharded(parameter) and not _is_sharded(mask):
             # `fully_shard` gets its parameter by name and needs the object itself; in forward it is not sharded.
             zero_pruned(self)
             return parameter
@@ -267,9 +273,7 @@ def unmasked_module(module: nn.Module) -> Iterator[None]:
     """Show the parameters themselves inside the block; at its end pruned entries are zeroed again."""
     masked, names = type(module), masked_names(module)
     plain = _plain_class(masked)
-    module.__class__ = plain
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
+    _set_class(module, plain)
     try:
         yield
     finally:
@@ -286,6 +290,8 @@ def unmasked_module(module: nn.Module) -> Iterator[None]:
 def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
     module.__class__ = cls
     module.__dict__.pop("_flat_weights", None)  # in a masked RNN this list is a property
+    if isinstance(module, nn.RNNBase) and not masked_names(module):
+        module._init_flat_weights()
 
 
 def _density_text(module: nn.Module) -> str:

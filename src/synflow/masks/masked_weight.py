@@ -15,8 +15,6 @@ from torch import Tensor
 from ..errors import SynflowError
 from ..support.private_torch import DisableTorchFunctionSubclass
 
-__all__ = ["WRITES", "MaskedView", "MaskedWeight"]
-
 # In-place operators have a form without the i (`__iadd__`, `__add__`); `__iter__` has none.
 _OPERATORS = {name for name in dir(Tensor) if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")}
 # All methods that write into a tensor. Torch ends the names of such methods and functions with one underscore.
