@@ -93,25 +93,16 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists."""
-        derived = {
-            "compression": self.compression,
-            "effective_compression": self.effective_compression,
-            "theorem_held": self.theorem_held,
-            "dead_layers": self.dead_layers,
-        }
-        return {**derived, **asdict(self)}
+        derived = ("compression", "effective_compression", "theorem_held", "dead_layers")
+        return {name: getattr(self, name) for name in derived} | asdict(self)
 
     def __str__(self) -> str:
-        lines = [
-            (
-                "weights",
-                f"{self.kept:,} of {self.total:,} kept ({times(self.compression)}, max {times(self.max_compression)})",
-            ),
+        compression = f"{times(self.compression)}, max {times(self.max_compression)}"
+        connected = "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left"
+        rows = [
+            ("weights", f"{self.kept:,} of {self.total:,} kept ({compression})"),
             ("parameters", inventory_text(self.parameters)),
-            (
-                "connected",
-                "yes, inputs reach outputs" if self.connected else "NO: no path from input to output is left",
-            ),
+            ("connected", connected),
             ("layers", _layers(self)),
             ("empty layers", some(self.empty_layers)),
             ("dead layers", some(self.dead_layers)),
@@ -120,15 +111,14 @@ class Certificate:
             ("conservation", _residuals(self)),
             ("steps", _steps(self)),
         ]
-        lines += [("note", note) for note in self.notes[:3]]
+        rows += [("note", note) for note in self.notes[:3]]
         if len(self.notes) > 3:
-            lines.append(("note", f"and {len(self.notes) - 3} more of this kind"))
-        indent = " " * 16
-        wrapped = (textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent=indent) for _, text in lines)
-        texts = ("\n".join(parts)[len(indent) :] for parts in wrapped)
-        return "\n".join(
-            ["certificate", *(f"  {label:<13} {text}" for (label, _), text in zip(lines, texts, strict=True))]
-        )
+            rows.append(("note", f"and {len(self.notes) - 3} more of this kind"))
+        lines = [
+            textwrap.fill(text, 100, initial_indent=f"  {label:<13} ", subsequent_indent=" " * 16)
+            for label, text in rows
+        ]
+        return "\n".join(["certificate", *lines])
 
 
 @with_gradients
@@ -187,9 +177,7 @@ def certify(
 def _open(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Network:
     """The network of the weights that have a mask."""
     check_mapping(masks, "; the order is certify(model, masks, example)")
-    names = {name for name, _ in model.named_parameters()}
-    unknown = sorted(set(masks) - names)
-    if unknown:
+    if unknown := sorted(set(masks) - {name for name, _ in model.named_parameters()}):
         raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
     return open_network(model, example, select=lambda name, _: name in masks)
 
@@ -198,39 +186,33 @@ def _layers(certificate: Certificate) -> str:
     """How many layers are alive, which the guard had no room for, and which do not count."""
     dead, total = certificate.dead_layers, len(certificate.layers) - len(certificate.never_run)
     text = f"{total - len(dead)} of {total} have a weight on a path"
-    given_up = [name for name in dead if name in certificate.given_up]
-    if given_up:
+    if given_up := [name for name in dead if name in certificate.given_up]:
         text += f"; given up, as the count left no room: {some(given_up)}"
     idle = {name for part in certificate.parameters if part.fate == NEVER_RUN for name in part.names}
-    unread = [name for name in certificate.never_run if name in idle]
-    passed = [name for name in certificate.never_run if name not in idle]
-    if unread:
+    if unread := [name for name in certificate.never_run if name in idle]:
         text += f"; never run by the forward pass, not counted: {some(unread)}"
-    if passed:
+    if passed := [name for name in certificate.never_run if name not in idle]:
         text += f"; run, but no flow passes them (a selection takes none of it), not counted: {some(passed)}"
     return text
 
 
 def _residuals(certificate: Certificate) -> str:
-    if certificate.unit_residual is None and certificate.layer_residual is None:
-        return "nothing to check" if certificate.connected else "no flow"
     parts = []
     if certificate.unit_residual is not None:
         parts.append(f"units within {certificate.unit_residual:.0e}")
     if certificate.layer_residual is not None:
         cuts = f"{len(certificate.cuts)} of {len(certificate.layers)} layers are cuts"
         parts.append(f"{cuts}, within {certificate.layer_residual:.0e}")
-    return "; ".join(parts)
+    return "; ".join(parts) or ("nothing to check" if certificate.connected else "no flow")
 
 
 def _steps(certificate: Certificate) -> str:
-    flow_steps = [step for step in certificate.steps if step.pruned_fraction is not None]
     if not certificate.steps:
         return "not recorded"
+    flow_steps = [(step, step.pruned_fraction) for step in certificate.steps if step.pruned_fraction is not None]
     if not flow_steps:
         return f"{len(certificate.steps)} (not by flow, so nothing is promised)"
-    worst = max(step.pruned_fraction for step in flow_steps if step.pruned_fraction is not None)
-    split = sum(step.substeps > 1 for step in flow_steps)
-    held = sum(bool(step.held) for step in flow_steps)
+    worst, held = max(share for _, share in flow_steps), sum(bool(step.held) for step, _ in flow_steps)
     text = f"Theorem 3's condition held in {held} of {len(flow_steps)} (pruned flow / flow at most {worst:.3g})"
+    split = sum(step.substeps > 1 for step, _ in flow_steps)
     return text + (f"; {split} split by the guard" if split else "")

@@ -12,10 +12,7 @@ from ..flow.measure import Measurement, measure
 from ..flow.passes import PassOptions
 from ..masks.checks import check_mapping, full_masks
 from ..network.private_copy import Network, open_network
-from ..network.selection import Select
 from ..support.torch_modes import with_gradients
-
-__all__ = ["Conservation", "conservation", "conservation_of"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,11 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
     >>> conserved.cuts, conserved.unit_residual < 1e-6
     (('0.weight', '2.weight'), True)
     """
-    if masks is not None:
-        check_mapping(masks)
-    network = open_network(model, example, select=_named(masks))
-    return conservation_of(network, None if masks is None else full_masks(masks, network.weights))
+    if masks is None:
+        return conservation_of(open_network(model, example), None)
+    check_mapping(masks)
+    network = open_network(model, example, select=lambda name, _: name in masks)
+    return conservation_of(network, full_masks(masks, network.weights))
 
 
 def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:
@@ -76,11 +74,9 @@ def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Con
         inflow = _inflow(network, name, traced)
         if inflow is not None and inflow.shape == outflow.shape:
             units[name] = (inflow / traced.value, outflow / traced.value)
-    cuts: tuple[str, ...] = ()
-    if traced.degrees is not None:
-        low, high = traced.degrees
-        cuts = tuple(name for i, name in enumerate(traced.scores) if low[i] == 1 and high[i] == 1)
-    return Conservation(units, layers, cuts)
+    low, high = traced.degrees or ((), ())
+    met = zip(traced.scores, low, high, strict=False)
+    return Conservation(units, layers, tuple(name for name, least, most in met if least == most == 1))
 
 
 def _inflow(network: Network, name: str, traced: Measurement) -> Tensor | None:
@@ -88,11 +84,6 @@ def _inflow(network: Network, name: str, traced: Measurement) -> Tensor | None:
     scores = traced.scores[name].double()
     module, _ = network._slots[name][0]
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
-        groups = module.groups
-        split = scores.reshape(groups, scores.shape[0] // groups, scores.shape[1], -1)
+        split = scores.reshape(module.groups, scores.shape[0] // module.groups, scores.shape[1], -1)
         return split.sum((1, 3)).flatten()
     return scores.flatten(1).sum(1) if scores.dim() > 1 else None
-
-
-def _named(masks: Mapping[str, Tensor] | None) -> Select:
-    return None if masks is None else (lambda name, _: name in masks)

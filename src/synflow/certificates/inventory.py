@@ -16,8 +16,6 @@ from ..network.untouched_run import run_untouched
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
 
-__all__ = ["NEVER_RUN", "Part", "inventory", "inventory_text"]
-
 PRUNED, EMPTIED, NEVER_RUN = "pruned", "emptied", "never run"
 
 
@@ -34,13 +32,16 @@ class Part:
         """Whether the forward pass uses these parameters and no mask is on them."""
         return self.fate not in (PRUNED, EMPTIED, NEVER_RUN)
 
+    def __str__(self) -> str:
+        return f"{self.fate} {self.numel:,} ({some(self.names, 3)})"
+
 
 def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """Every parameter of the model in one part, and notes on those that a user would not expect."""
     parameters = dict(model.named_parameters())
     try:
         read = run_untouched(model, lambda twin: _read(twin, example))
-        notes = _warnings([name for name in masks if name not in read])
+        notes = _notes([name for name in masks if name not in read])
     except Exception as cause:
         read = set(parameters)
         notes = (f"the example does not run ({cause}), so parameters that are never run could not be found",)
@@ -60,18 +61,14 @@ def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tu
 
 def inventory_text(parts: tuple[Part, ...]) -> str:
     """One sentence in which all counts add up to the model's parameters."""
-    said = [_part_text(part) for part in parts if not part.left_dense]
+    said = [str(part) for part in parts if not part.left_dense]
     dense = [part for part in parts if part.left_dense]
     if dense:
-        said.append(f"not pruned {sum(p.numel for p in dense):,}: " + ", ".join(map(_part_text, dense)))
+        said.append(f"not pruned {sum(p.numel for p in dense):,}: " + ", ".join(map(str, dense)))
     return f"{sum(part.numel for part in parts):,} in all: " + "; ".join(said)
 
 
-def _part_text(part: Part) -> str:
-    return f"{part.fate} {part.numel:,} ({some(part.names, 3)})"
-
-
-def _warnings(idle: list[str]) -> tuple[str, ...]:
+def _notes(idle: list[str]) -> tuple[str, ...]:
     if not idle:
         return ()
     return (
@@ -82,12 +79,11 @@ def _warnings(idle: list[str]) -> tuple[str, ...]:
 
 def _read(twin: nn.Module, example: Any) -> set[str]:
     """The parameters that a forward pass in eval mode hands to some operation."""
-    parameters = {id(parameter): name for name, parameter in twin.named_parameters()}
     device = next((parameter.device for parameter in twin.parameters()), torch.device("cpu"))
     args, kwargs = arguments(move(example, device))
     with isolated(0, device), torch.no_grad(), _Watch() as watch:
         twin.eval()(*args, **kwargs)
-    return {name for key, name in parameters.items() if key in watch.seen}
+    return {name for name, parameter in twin.named_parameters() if id(parameter) in watch.seen}
 
 
 class _Watch(SafeMode):

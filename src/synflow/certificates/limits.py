@@ -27,8 +27,6 @@ from ..pruning.skeleton import Skeleton, short_path
 from ..support.chunked import count
 from ..support.torch_modes import with_gradients
 
-__all__ = ["Limits", "critical_compression", "limits", "max_compression", "most_compression"]
-
 
 @dataclass(frozen=True)
 class Limits:
