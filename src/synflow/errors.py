@@ -9,11 +9,6 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "MissingExtraError", "PruningInterrupt", "SynflowError", "brief", "check_flag", "check_function", "choose", "named",
-    "need", "similar",
-]  # fmt: skip
-
 
 class SynflowError(ValueError):
     """Something the user can put right; the message says what, where, got/expected and the way out."""
@@ -44,12 +39,12 @@ def need(module: str, extra: str) -> ModuleType:
     Traceback (most recent call last):
     synflow.errors.MissingExtraError: this needs 'no_such_module'; install it with: pip install 'synflow[plots]'
     """
+    package = module.split(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError as cause:
-        if cause.name is not None and cause.name.split(".")[0] != module.split(".")[0]:
+        if cause.name is not None and cause.name.split(".")[0] != package:
             raise
-        package = module.split(".")[0]
         raise MissingExtraError(f"this needs {package!r}; install it with: pip install 'synflow[{extra}]'") from cause
 
 

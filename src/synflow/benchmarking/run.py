@@ -26,7 +26,7 @@ from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
 from ..network.flops import flops
 from ..network.private_copy import move, whole_copy
-from ..support import memory_format
+from ..support import memory
 from ..support.memory import peak_memory
 from ..support.torch_modes import with_gradients
 from .checks import check_counts, check_runs
@@ -109,7 +109,7 @@ def _variants(
     variants: dict[str, nn.Module] = {"dense": dense, "masked": masked, "compact": tiny}
     if channels_last:
         for variant in variants.values():
-            memory_format.channels_last(variant)
+            memory.channels_last(variant)
     return variants
 
 

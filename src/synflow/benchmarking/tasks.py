@@ -16,8 +16,8 @@ from ..inference.folded_norms import for_inference
 from ..inference.onnx import feeds, onnx_session
 from ..masks.attach import bake
 from ..network.private_copy import arguments, whole_copy
-from ..support import memory_format
-from ..support.memory_format import images_channels_last
+from ..support import memory
+from ..support.memory import images_channels_last
 from ..support.private_torch import pytree
 
 Run = Callable[[], object]
@@ -94,7 +94,7 @@ def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
     for name in ("dense", "compact"):
         plain = variants[name]
         runs[name] = inference_run(plain, inputs, False)
-        last = memory_format.channels_last(whole_copy(plain))
+        last = memory.channels_last(whole_copy(plain))
         runs[f"{name}, channels last"] = inference_run(last, laid_out, False)
         runs[f"{name}, for_inference"] = inference_run(for_inference(plain, inputs), laid_out, False)
         runs[f"{name}, frozen"] = _calls(for_inference(plain, inputs, freeze=True), laid_out)

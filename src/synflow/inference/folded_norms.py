@@ -18,7 +18,7 @@ from ..compaction.verify import DifferenceError, compare, double
 from ..errors import SynflowError, check_flag
 from ..masks.attach import bake
 from ..network.private_copy import whole_copy
-from ..support import memory_format
+from ..support import memory
 from ..support.torch_modes import plain_tensors
 from .freezing import choose_forms, pack, reshape
 from .freezing import freeze as freeze_graph
@@ -78,7 +78,7 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
     _check(reference, folded, example, seen.dtype)
     _fold(ready, pairs)
     if channels_last and any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in ready.modules()):
-        memory_format.channels_last(ready)
+        memory.channels_last(ready)
     if freeze:
         try:
             return _frozen(ready, reference, folded, example, channels_last)
@@ -98,7 +98,7 @@ def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: 
     shaped = copy.deepcopy(ready)
     reshape(shaped, forms, channels_last)
     if channels_last:
-        memory_format.channels_last(shaped)
+        memory.channels_last(shaped)
     pack(shaped, forms, channels_last)
     return freeze_graph(shaped, ready, example)
 

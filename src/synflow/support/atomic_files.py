@@ -10,8 +10,6 @@ from pathlib import Path
 
 from ..errors import SynflowError
 
-__all__ = ["check_path", "replacing", "unwritable", "write_bytes"]
-
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]:

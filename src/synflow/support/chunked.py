@@ -92,8 +92,7 @@ def _sample(scores: Tensors, candidates: Tensors, total: int) -> np.ndarray:
             step = max(1, stride * count_true(kept) // flat.numel()) | 1
             flat, kept = flat[::step], kept[::step]
         parts.append(flat[kept])
-    joined = torch.cat(parts).cpu()
-    return np.sort(joined.numpy())
+    return np.sort(torch.cat(parts).cpu().numpy())
 
 
 def _bracket(scores: Tensors, candidates: Tensors, low: float, high: float) -> tuple[int, Tensor]:
@@ -125,11 +124,10 @@ def lightest(scores: Tensors, candidates: Tensors, budget: float) -> int:
         sums += np.bincount(classes, weights=values.cpu().numpy(), minlength=len(sums))
         counts += np.bincount(classes, minlength=len(counts))
     running = np.cumsum(sums)
-    edge = int(np.searchsorted(running, budget, side="left"))
-    edge = min(edge, len(sums) - 1)
+    edge = min(int(np.searchsorted(running, budget, side="left")), len(sums) - 1)
     start = float(running[edge - 1]) if edge else 0.0
     at_edge = [piece[kept][_leading_bits(piece[kept]) == edge] for piece, kept in pieces(scores, candidates)]
-    inside = np.sort(torch.cat(at_edge).double().cpu().numpy()) if at_edge else np.zeros(0)
+    inside = np.sort(torch.cat(at_edge).double().cpu().numpy())
     return int(counts[:edge].sum()) + int(np.searchsorted(np.cumsum(inside) + start, budget, side="left"))
 
 

@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 
-__all__ = ["STOPPED", "leave_at_once"]
-
 STOPPED = 130
 
 

@@ -29,11 +29,6 @@ try:
 except ImportError:  # not on Windows; there two processes must not write to one folder at the same time
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "MANIFEST", "Ours", "Writer", "check", "check_writable", "digest", "is_free", "refuse_foreign", "remove", "settle",
-    "update", "write",
-]  # fmt: skip
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 _TEMPORARY = re.compile(r"\.synflow-[0-9a-f]{16}(\.[a-z]+)?")
@@ -41,9 +36,7 @@ Writer = Callable[[Path], object]
 Ours = Mapping[str, Callable[[Path], bool]]
 
 
-def write(
-    folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours] | None = None
-) -> None:  # fmt: skip
+def write(folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours] | None = None) -> None:
     """Make the named files of a folder those that the writers write; other files of the user stay.
 
     `ours` are all names that synflow may write there, each with a test of whether a file that no manifest lists is one
@@ -56,34 +49,40 @@ def write(
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             _finish(folder, ours)
+            refuse_foreign(folder, writers, ours)
+            gone = _written(folder, ours, set(ours) - set(writers))
             try:
-                _replace(folder, writers, ours, stale or {})
+                _replace(folder, writers, ours, {}, stale or {})
             except BaseException:
-                _sweep(folder)
                 if created:
                     with contextlib.suppress(OSError):
                         folder.rmdir()
                 raise
+            for name in gone:
+                (folder / name).unlink()
     except OSError as cause:
         raise unwritable(folder, cause) from cause
 
 
-def _replace(folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours]) -> None:
-    refuse_foreign(folder, writers, ours)
-    gone = _written(folder, ours, set(ours) - set(writers))
+def _replace(
+    folder: Path, writers: Mapping[str, Writer], ours: Ours, listed: Mapping[str, str], stale: Mapping[str, Ours]
+) -> None:
+    """Write files and have the manifest list them, beside those that it lists already and that stay as they are."""
     pending: dict[str, str] = {}
-    for name, writer in writers.items():
-        pending[name] = f".synflow-{secrets.token_hex(8)}{Path(name).suffix}"
-        writer(folder / pending[name])
-        with open(folder / pending[name], "rb+") as file:
-            os.fsync(file.fileno())
-    sums = {name: digest(folder / temporary) for name, temporary in pending.items()}
-    for inner, names in stale.items():
-        remove(folder / inner, names)
-    _save(folder, sums, pending)
-    _finish(folder, ours)
-    for name in gone:
-        (folder / name).unlink()
+    try:
+        for name, writer in writers.items():
+            pending[name] = f".synflow-{secrets.token_hex(8)}{Path(name).suffix}"
+            writer(folder / pending[name])
+            with open(folder / pending[name], "rb+") as file:
+                os.fsync(file.fileno())
+        sums = {name: digest(folder / temporary) for name, temporary in pending.items()}
+        for inner, names in stale.items():
+            remove(folder / inner, names)
+        _save(folder, {**listed, **sums}, pending)
+        _finish(folder, ours)
+    except BaseException:
+        _sweep(folder)
+        raise
 
 
 def refuse_foreign(folder: Path, names: Collection[str], ours: Ours) -> None:
@@ -122,15 +121,8 @@ def update(path: Path, data: bytes, ours: Ours) -> None:
             return
         with _locked(folder):
             _finish(folder, ours)
-            sums = _listed(folder, ours) or {}
-            temporary = f".synflow-{secrets.token_hex(8)}{path.suffix}"
-            try:
-                (folder / temporary).write_bytes(data)
-            except BaseException:
-                (folder / temporary).unlink(missing_ok=True)
-                raise
-            _save(folder, {**sums, path.name: digest(folder / temporary)}, {path.name: temporary})
-            _finish(folder, ours)
+            writers = {path.name: lambda temporary: temporary.write_bytes(data)}
+            _replace(folder, writers, ours, _listed(folder, ours) or {}, {})
     except OSError as cause:
         raise unwritable(path, cause) from cause
 

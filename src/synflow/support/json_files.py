@@ -11,8 +11,6 @@ from typing import Any
 
 from ..errors import SynflowError
 
-__all__ = ["MAYBE_NUMBER", "NUMBER", "Between", "check_form", "finite", "json_text", "parse_json", "read_json"]
-
 
 class _Absent:
     def __repr__(self) -> str:

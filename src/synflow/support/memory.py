@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at most, on a GPU or the CPU; and how to take less."""
+"""Memory: how much a piece of work takes at most, on a GPU or the CPU, how to take less, and how images lie in it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .private_torch import TorchDispatchMode, pytree
 
-__all__ = ["give_back", "peak_memory"]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:
@@ -54,6 +54,23 @@ def _trim() -> Any:
         return None
 
 
+def channels_last(model: Model) -> Model:
+    """Lay the weights out with their channels innermost, in place: most convolutions on processors like that best."""
+    module: Any = model  # torch's types know this argument only beside others
+    module.to(memory_format=torch.channels_last)
+    return model
+
+
+def images_channels_last(inputs: Any) -> Any:
+    """Nested inputs in which every image is laid out so."""
+
+    def fit(leaf: Any) -> Any:
+        images = isinstance(leaf, Tensor) and leaf.dim() == 4
+        return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
+
+    return pytree.tree_map(fit, inputs)
+
+
 class _Watch(TorchDispatchMode):
     """Counts the storages that operations make and those that are freed; torch's CPU allocator keeps no count."""
 
@@ -67,27 +84,21 @@ class _Watch(TorchDispatchMode):
         return False  # else torch imports its compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {_address(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        known = {storage.data_ptr() for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.note(tensor, known)
+        for storage in _storages(result):
+            address, size = storage.data_ptr(), storage.nbytes()
+            if size and address not in known and address not in self.seen:
+                self.seen.add(address)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.forget, address, size)
         return result
-
-    def note(self, tensor: Tensor, known: set[int]) -> None:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address in known or address in self.seen or not storage.nbytes():
-            return
-        self.seen.add(address)
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self.forget, address, storage.nbytes())
 
     def forget(self, address: int, size: int) -> None:
         self.seen.discard(address)
         self.now -= size
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

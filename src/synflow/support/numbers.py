@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["bytes_text", "percent", "power_of_two", "seconds_text", "setting_text", "times"]
-
 
 def times(value: float | None) -> str:
     """A ratio in four digits; None and infinity are unlimited.

@@ -19,24 +19,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "NEWER_CHECKPOINT",
-    "ConvNd",
-    "DisableTorchFunction",
-    "DisableTorchFunctionSubclass",
-    "NormBase",
-    "SpectralNormHook",
-    "SpectralNormParametrization",
-    "TorchDispatchMode",
-    "WeightNormHook",
-    "WeightNormParametrization",
-    "behind_transforms",
-    "disabled_torch_function",
-    "modes_entered",
-    "onednn_linear",
-    "pop_mode",
-    "pytree",
-    "set_gradients",
-]
+    "NEWER_CHECKPOINT", "ConvNd", "DisableTorchFunction", "DisableTorchFunctionSubclass", "NormBase",
+    "SpectralNormHook", "SpectralNormParametrization", "TorchDispatchMode", "WeightNormHook",
+    "WeightNormParametrization", "behind_transforms", "disabled_torch_function", "modes_entered",
+    "onednn_linear", "pop_mode", "pytree", "set_gradients",
+]  # fmt: skip
 
 # `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
 # `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["SEEDING", "seeded"]
-
 # Held by the thread that has seeded the global generators, until it has put their states back.
 SEEDING = threading.RLock()
 

@@ -44,13 +44,7 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
 def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function outside of `torch.inference_mode` and `torch.no_grad`, whatever the caller is in."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False), torch.enable_grad():
-            return function(*args, **kwargs)
-
-    return run
+    return torch.inference_mode(False)(torch.enable_grad()(function))
 
 
 class SafeMode(TorchFunctionMode):
