@@ -38,13 +38,17 @@ class Part:
 
 def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """Every parameter of the model in one part, and notes on those that a user would not expect."""
-    parameters = dict(model.named_parameters())
+    parameters, notes = dict(model.named_parameters()), list[str]()
     try:
         read = run_untouched(model, lambda twin: _read(twin, example))
-        notes = _notes([name for name in masks if name not in read])
     except Exception as cause:
         read = set(parameters)
-        notes = (f"the example does not run ({cause}), so parameters that are never run could not be found",)
+        notes.append(f"the example does not run ({cause}), so parameters that are never run could not be found")
+    if idle := [name for name in masks if name not in read]:
+        notes.append(
+            f"the forward pass in eval mode does not run {some(idle, 3)}, so no flow passes there and these weights "
+            "are pruned first; if training runs them (an auxiliary head), keep them with protect=[...]"
+        )
     reasons = _reasons(model)
     fates: dict[str, list[str]] = {PRUNED: [], EMPTIED: [], NEVER_RUN: []}
     for name, parameter in parameters.items():
@@ -56,7 +60,7 @@ def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tu
             fate = reasons(name, parameter)
         fates.setdefault(fate, []).append(name)
     parts = (Part(fate, tuple(names), sum(parameters[name].numel() for name in names)) for fate, names in fates.items())
-    return tuple(part for part in parts if part.names), notes
+    return tuple(part for part in parts if part.names), tuple(notes)
 
 
 def inventory_text(parts: tuple[Part, ...]) -> str:
@@ -68,22 +72,14 @@ def inventory_text(parts: tuple[Part, ...]) -> str:
     return f"{sum(part.numel for part in parts):,} in all: " + "; ".join(said)
 
 
-def _notes(idle: list[str]) -> tuple[str, ...]:
-    if not idle:
-        return ()
-    return (
-        f"the forward pass in eval mode does not run {some(idle, 3)}, so no flow passes there and these weights are "
-        "pruned first; if training runs them (an auxiliary head), keep them with protect=[...]",
-    )
-
-
 def _read(twin: nn.Module, example: Any) -> set[str]:
     """The parameters that a forward pass in eval mode hands to some operation."""
+    parameters = {id(parameter): name for name, parameter in twin.named_parameters()}
     device = next((parameter.device for parameter in twin.parameters()), torch.device("cpu"))
     args, kwargs = arguments(move(example, device))
     with isolated(0, device), torch.no_grad(), _Watch() as watch:
         twin.eval()(*args, **kwargs)
-    return {name for name, parameter in twin.named_parameters() if id(parameter) in watch.seen}
+    return {name for key, name in parameters.items() if key in watch.seen}
 
 
 class _Watch(SafeMode):

@@ -68,7 +68,7 @@ def limits(model: nn.Module, example: Any, *, select: Select = None, protect: st
     300 weights in 2 layers that the forward pass reaches; a path needs 2, every layer alive needs 2
     """
     network = open_network(model, example, select=select, protect=protect)
-    bound = _at_least_one(least_for_path(network))
+    bound = _least(network)
     everything = full_masks(None, network.weights)
     skeleton = Skeleton(network, everything)
     skeleton.thin_out()
@@ -80,8 +80,9 @@ def limits(model: nn.Module, example: Any, *, select: Select = None, protect: st
     return Limits(network.size, len(skeleton.layers), bound, count(path), skeleton.size)
 
 
-def _at_least_one(least: int | None) -> int:
-    """The number of weights of a path, of which there has to be one."""
+def _least(network: Network) -> int:
+    """No path has fewer weights; there has to be a path."""
+    least = least_for_path(network)
     if least is None:
         raise SynflowError("no path leads from an input to an output; check the model and the example")
     return least
@@ -100,14 +101,14 @@ def max_compression(
     150.0
     """
     network = open_network(model, example, select=select, protect=protect)
-    _at_least_one(least_for_path(network))
+    _least(network)
     fewest = count(short_path(network))
     return network.size / fewest if fewest else math.inf
 
 
 def most_compression(network: Network) -> float:
     """A bound on `max_compression` that takes few passes: no larger compression leaves a path."""
-    least = _at_least_one(least_for_path(network))
+    least = _least(network)
     return network.size / least if least else math.inf
 
 
@@ -160,8 +161,7 @@ def critical_compression(
             return all(bool(mask.any()) for mask in masks.values())
         return connected(network, masks)
 
-    least = max(_at_least_one(least_for_path(network)), 1)
-    return network.size / _fewest(survives, least, network.size, 0.0 if number == 1 else tolerance)
+    return network.size / _fewest(survives, max(_least(network), 1), network.size, 0.0 if number == 1 else tolerance)
 
 
 def _check_search(collapse: Any, tolerance: Any) -> None:
@@ -175,8 +175,8 @@ def _fewest(survives: Callable[[int], bool], least: int, most: int, tolerance: f
     """The fewest weights that survive, from `least` to `most`, by bisection, up to a relative tolerance."""
     dead, alive = least - 1, most
     while alive - dead > max(1, int(alive * tolerance)):
-        middle = (alive + dead) // 2 if dead < 2 else max(dead + 1, round(math.sqrt(alive * dead)))
-        middle = min(middle, alive - 1)
+        middle = (alive + dead) // 2 if dead < 2 else round(math.sqrt(alive * dead))
+        middle = min(max(middle, dead + 1), alive - 1)
         if survives(middle):
             alive = middle
         else:

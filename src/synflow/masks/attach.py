@@ -83,10 +83,8 @@ def unmasked(model: nn.Module) -> Iterator[None]:
     >>> layer.weight[0, 0].item() > 5, layer.weight[0, 1].item()
     (True, 0.0)
     """
-    if not isinstance(model, nn.Module):
-        raise SynflowError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     with ExitStack() as stack:
-        for module in list(model.modules()):
+        for module in list(unwrap(model).modules()):
             if masked_names(module):
                 stack.enter_context(unmasked_module(module))
         yield
@@ -148,17 +146,13 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     0.25
     """
     check_mapping(masks)
-    shuffled: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = copy.copy(masks) if isinstance(masks, dict) else {}  # a subclass says more than masks
     for name, mask in masks.items():
         check_boolean(name, mask)
         key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]
         generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
         order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
-        shuffled[name] = mask.flatten()[order].view(mask.shape)
-    if not isinstance(masks, dict) or type(masks) is dict:
-        return shuffled
-    result: dict[str, Tensor] = copy.copy(masks)  # a subclass keeps what it says about itself
-    result.update(shuffled)
+        result[name] = mask.flatten()[order].view(mask.shape)
     if isinstance(getattr(masks, "about", None), dict):
         result.about = {**masks.about, "shuffled": seed}  # type: ignore[attr-defined]
     return result

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..compaction.cut.surgery import tensors
 from ..errors import SynflowError
+from ..masks.checks import some
 
 # A zip archive (torch.save) and a bare pickle.
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -50,16 +51,13 @@ def check_weights(model: nn.Module, path: Path) -> None:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as cause:
         raise _damaged(path, cause) from cause
-    own = tensors(model)
-    tied = {name for name in model.state_dict() if name not in own}
-    optional = {name for name in own if name not in model.state_dict()}
-    missing = [name for name in own if name not in shapes and name not in optional]
-    unknown = [name for name in shapes if name not in own and name not in tied]
+    own, state = tensors(model), model.state_dict()  # which has tied ones under every name, and not all buffers
+    missing = [name for name in own if name in state and name not in shapes]
+    unknown = [name for name in shapes if name not in own and name not in state]
     for names, what in ((missing, "lacks"), (unknown, "has an unknown")):
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise SynflowError(
-                f"{path} does not fit {type(model).__name__}: it {what} {names[0]}{more}; a file that fits has the "
+                f"{path} does not fit {type(model).__name__}: it {what} {some(names, 1)}; a file that fits has the "
                 "names of the model's state_dict"
             )
     for name, tensor in own.items():
