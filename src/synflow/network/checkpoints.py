@@ -17,46 +17,34 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..support.private_torch import NEWER_CHECKPOINT
+from ..support.random_state import SEEDING
 
 __all__ = ["without_checkpoints"]
-
-_lock = threading.Lock()
-_threads: dict[int, int] = {}  # threads that are inside, and how deep
-_usual_newer: Any = getattr(torch_checkpoint, NEWER_CHECKPOINT, None)
 
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
     """In this thread checkpointed functions are just called; those of other threads go on as ever."""
     thread = threading.get_ident()
-    with _lock:
-        _threads[thread] = _threads.get(thread, 0) + 1
-        setattr(CheckpointFunction, "apply", classmethod(_older))  # noqa: B010 -- what mypy takes for a mistake
-        if _usual_newer is not None:
-            setattr(torch_checkpoint, NEWER_CHECKPOINT, _newer)
-    try:
-        yield
-    finally:
-        with _lock:
-            _threads[thread] -= 1
-            if not _threads[thread]:
-                del _threads[thread]
-            if not _threads:
-                delattr(CheckpointFunction, "apply")
-                if _usual_newer is not None:
-                    setattr(torch_checkpoint, NEWER_CHECKPOINT, _usual_newer)
+    usual_newer: Any = getattr(torch_checkpoint, NEWER_CHECKPOINT, None)
 
+    def older(cls: Any, function: Any, preserve: bool, *args: Any) -> Any:
+        usual: Any = Function.__dict__["apply"]
+        ours = threading.get_ident() == thread
+        return function(*args) if ours else usual.__func__(cls, function, preserve, *args)
 
-def _older(cls: Any, function: Any, preserve: bool, *args: Any) -> Any:
-    if threading.get_ident() in _threads:
-        return function(*args)
-    usual: Any = Function.__dict__["apply"]
-    return usual.__func__(cls, function, preserve, *args)
+    def newer(*args: Any, **kwargs: Any) -> Any:
+        # What torch runs before the call of the function (up to `yield`) and after it: nothing, in our thread.
+        yield from (None,) if threading.get_ident() == thread else usual_newer(*args, **kwargs)
 
-
-def _newer(*args: Any, **kwargs: Any) -> Any:
-    """What torch runs before the call of the function (up to `yield`) and after it: nothing, in our threads."""
-    if threading.get_ident() in _threads:
-        yield
-    else:
-        yield from _usual_newer(*args, **kwargs)
+    with SEEDING:  # one thread at a time replaces, and puts back, what all of them use
+        if "apply" in vars(CheckpointFunction):  # this thread did already
+            yield
+            return
+        setattr(CheckpointFunction, "apply", classmethod(older))  # noqa: B010 -- what mypy takes for a mistake
+        setattr(torch_checkpoint, NEWER_CHECKPOINT, newer)
+        try:
+            yield
+        finally:
+            delattr(CheckpointFunction, "apply")
+            setattr(torch_checkpoint, NEWER_CHECKPOINT, usual_newer)

@@ -20,11 +20,11 @@ def flops(model: nn.Module, example: Any) -> int:
     >>> flops(nn.Linear(3, 2), torch.ones(1, 3))
     12
     """
-    return run_untouched(model, lambda twin: _counted(twin, example))
 
+    def count(twin: nn.Module) -> int:
+        args, kwargs = arguments(example)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            twin.eval()(*args, **kwargs)
+        return int(counter.get_total_flops())
 
-def _counted(model: nn.Module, example: Any) -> int:
-    args, kwargs = arguments(example)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(*args, **kwargs)
-    return int(counter.get_total_flops())
+    return run_untouched(model, count)

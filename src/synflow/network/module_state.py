@@ -24,8 +24,8 @@ def forgetting(model: nn.Module) -> Iterator[None]:
     tables = [table for module in modules for table in _tables(module)]
     before = [(table, table.copy(), _ids(table)) for table in tables]
     weights = {id(weight) for module in modules for weight in module._parameters.values()}
-    found = {id(tensor): tensor for tensor in _tensors(modules) if id(tensor) not in weights}
-    tensors = {key: (tensor, _state(tensor), tensor.detach().clone()) for key, tensor in found.items()}
+    held = {id(value): value for table in tables for value in _values(table) if isinstance(value, Tensor)}
+    tensors = {key: (held[key], _state(held[key]), held[key].detach().clone()) for key in held.keys() - weights}
     try:
         yield
     finally:
@@ -44,22 +44,8 @@ def _tables(module: nn.Module) -> Iterator[Any]:
     """The containers of a module: its attributes, its tables by name, and its own lists, dicts, sets and queues."""
     attributes = vars(module)
     yield from (attributes, module._parameters, module._buffers, module._modules)
-    for name in attributes.keys() - _OWN:
-        if isinstance(attributes[name], (list, dict, set, deque)):
-            yield attributes[name]
-
-
-def _tensors(modules: list[nn.Module]) -> Iterator[Tensor]:
-    """Buffers and other tensors that modules hold by themselves or in their containers."""
-    for module in modules:
-        attributes = vars(module)
-        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
-        for name in attributes.keys() - _OWN:
-            value = attributes[name]
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, (list, dict, set, deque)):
-                yield from (held for held in _values(value) if isinstance(held, Tensor))
+    own = (attributes[name] for name in attributes.keys() - _OWN)
+    yield from (value for value in own if isinstance(value, (list, dict, set, deque)))
 
 
 def _values(table: Any) -> Collection[Any]:

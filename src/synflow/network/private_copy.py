@@ -48,8 +48,8 @@ class Network:
     seed: int = 0
     score_name: str = "this score"
     _slots: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict, repr=False)
+    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)  # held, so that their ids stay theirs
     _batches: list[Batch] | None = field(default=None, repr=False)
-    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)
     _replaced: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _reached_around: bool = False
     constants: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -125,13 +125,12 @@ def open_network(
     """
     model = unwrap(model)
     chosen = prunable(model, select, protect)
-    for name, parameter in chosen.items():
-        if not own:
-            check_finite(name, parameter.detach())
-    twin = model if own else private_copy(model, chosen)
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
-    network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen))
-    network._originals = chosen  # held, so that their ids stay theirs
+    for name, weight in weights.items():
+        if not own:
+            check_finite(name, weight)
+    twin = model if own else private_copy(model, chosen)
+    network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen), chosen)
     network._reached_around = _reached_around(model, chosen)
     network.example = move(example, network.device)
     return network
@@ -140,15 +139,11 @@ def open_network(
 def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
     """A copy of the module tree that shares the named parameters (by default all); the rest it may write to."""
     names = None if shared is None else set(shared)
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
     for name, parameter in model.named_parameters():
         share = names is None or name in names
-        own = parameter if share else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-        memo[id(parameter)] = own
+        memo[id(parameter)] = parameter if share else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
     for module in model.modules():
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                memo[id(buffer)] = buffer.detach().clone()
         for value in vars(module).values():
             # A plain parameter as an attribute is a weight that is held beside; other tensors may be written to, and
             # those with a history (the weight under an old-style weight norm) cannot be deep-copied.
@@ -189,10 +184,8 @@ class _Substitution(SafeMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not self.entered:
-            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
-        if any(id(leaf) in self.replaced for leaf in leaves((args, kwargs))):
+        if self.entered and any(id(leaf) in self.replaced for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -213,12 +206,8 @@ def _reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> boo
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Any:
     """Gradients on, autocast off, random numbers from the seed; the caller's modes and RNG come back afterwards."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False))
-        stack.enter_context(seeded(seed, device))
+    autocast = torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), autocast, seeded(seed, device):
         yield
 
 
@@ -242,18 +231,10 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from what the user gave as inputs, copied: a model may write into them."""
-    inputs = pytree.tree_map(_copied, inputs)
+    inputs = pytree.tree_map(lambda x: x.clone() if type(x) is Tensor and not x.requires_grad else x, inputs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    if isinstance(inputs, list):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if type(leaf) is Tensor and not leaf.requires_grad else leaf
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
 @plain_tensors
@@ -261,17 +242,11 @@ def move(tree: Any, device: torch.device) -> Any:
     """The same nested arguments with all tensors on a device, and none that inference mode has made."""
 
     def fit(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        moved = leaf.to(device)
-        return moved.clone() if moved.is_inference() else moved
+        moved = leaf.to(device) if isinstance(leaf, Tensor) else leaf
+        return moved.clone() if isinstance(moved, Tensor) and moved.is_inference() else moved
 
-    return pytree.tree_map(fit, _plain(tree))
-
-
-def _plain(tree: Any) -> Any:
-    """Mappings that are not dicts (a tokenizer's output) as dicts, so that every tensor in them is found."""
-    return dict(tree) if isinstance(tree, Mapping) and not isinstance(tree, dict) else tree
+    # A mapping that is no dict (a tokenizer's output) as one, so that every tensor in it is found.
+    return pytree.tree_map(fit, dict(tree) if isinstance(tree, Mapping) and not isinstance(tree, dict) else tree)
 
 
 def _checked_batch(batch: Any, position: int) -> Batch:

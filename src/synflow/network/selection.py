@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -54,25 +55,20 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
     }
     if select is None:
         wanted = _default_names(model)
-        chosen = {name: p for name, p in parameters.items() if name in wanted}
     elif callable(select):
         check_function("select", select, "(name, parameter) -> bool", ", or a pattern of names, or a list of them")
-        chosen = {name: p for name, p in parameters.items() if select(name, p)}
+        wanted = {name for name, p in parameters.items() if select(name, p)}
     else:
-        names = _matching(parameters, select, "select", rank=2)
-        chosen = {name: p for name, p in parameters.items() if name in names}
-    shielded = _matching(parameters, protect, "protect")
-    if chosen and chosen.keys() <= shielded:
+        wanted = _matching(parameters, select, "select", rank=2)
+    wanted &= parameters.keys()
+    left = wanted - _matching(parameters, protect, "protect")
+    if wanted and not left:
         raise SynflowError(
-            f"{type(model).__name__} has nothing to prune: of {len(chosen)} weights that may be pruned all are "
+            f"{type(model).__name__} has nothing to prune: of {len(wanted)} weights that may be pruned all are "
             f"protected by protect={protect!r}; protect fewer, or name others with select=[...]"
         )
-    chosen = {name: p for name, p in chosen.items() if name not in shielded}
+    chosen = {name: p for name, p in parameters.items() if name in left}
     for name, parameter in chosen.items():
-        if isinstance(parameter, UninitializedParameter):
-            raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
-        if parameter.is_meta:
-            raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
         _check_kind(name, parameter)
         check_separate(name, parameter)
     check_unshared(chosen, parameters)
@@ -88,6 +84,10 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
 
 def _check_kind(name: str, parameter: nn.Parameter) -> None:
     """Refuse weights that are stored in a form in which nothing can be computed."""
+    if isinstance(parameter, UninitializedParameter):
+        raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
+    if parameter.is_meta:
+        raise SynflowError(f"{name} is on the meta device and has no values; materialise the model, then prune")
     if parameter.layout is not torch.strided:
         raise SynflowError(
             f"{name} is a sparse tensor ({parameter.layout}); prune the dense weight: "
@@ -101,21 +101,14 @@ def _check_kind(name: str, parameter: nn.Parameter) -> None:
 
 
 def _default_names(model: nn.Module) -> set[str]:
-    normed = weight_normed(model)
     first = {id(p): name for name, p in model.named_parameters()}
-    embeddings = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        for p in module.parameters(recurse=False)
-    }
-    names = set()
+    names, embeddings = set(), set()
     for module in model.modules():
-        for attribute in _weight_attributes(module):
-            parameter = _stored(module, attribute)
-            if parameter is not None and id(parameter) not in embeddings and id(parameter) in first:
-                names.add(first[id(parameter)])
-    return names - set(normed)
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            embeddings |= {first[id(p)] for p in module.parameters(recurse=False)}
+        stored = [_stored(module, attribute) for attribute in _weight_attributes(module)]
+        names |= {first[id(parameter)] for parameter in stored if id(parameter) in first}
+    return names - embeddings - weight_normed(model).keys()
 
 
 def _weight_attributes(module: nn.Module) -> list[str]:
@@ -142,33 +135,31 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
     return original
 
 
-def weight_normed(model: nn.Module) -> dict[str, tuple[str, str]]:
-    """The parameters that weight norm makes a weight of: by name, the path of the layer and the call that ends it."""
-    found: dict[str, tuple[str, str]] = {}
+def _under_norm(
+    model: nn.Module, parametrization: type[Any], hook: type[Any], names: str, older: str
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Parameters that a norm of torch makes a weight of: name, path of the layer, the weight, whether by a hook."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        for attribute, chain in getattr(module, "parametrizations", {}).items():
-            if any(isinstance(step, WeightNormParametrization) for step in chain):
-                call = f"torch.nn.utils.parametrize.remove_parametrizations(layer, {attribute!r})"
-                found |= {f"{prefix}parametrizations.{attribute}.original{i}": (path, call) for i in (0, 1)}
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, WeightNormHook):
-                call = f"torch.nn.utils.remove_weight_norm(layer, {hook.name!r})"
-                found |= {f"{prefix}{hook.name}_{end}": (path, call) for end in "gv"}
-    return found
+        for weight, chain in getattr(module, "parametrizations", {}).items():
+            if any(isinstance(step, parametrization) for step in chain):
+                yield from ((f"{prefix}parametrizations.{weight}.{n}", path, weight, False) for n in names.split())
+        for found in module._forward_pre_hooks.values():
+            if isinstance(found, hook):
+                yield from ((f"{prefix}{found.name}_{end}", path, found.name, True) for end in older.split())
+
+
+def weight_normed(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """The parameters that weight norm makes a weight of: by name, the path of the layer and the call that ends it."""
+    found = _under_norm(model, WeightNormParametrization, WeightNormHook, "original0 original1", "g v")
+    utils, new, old = "torch.nn.utils.", "parametrize.remove_parametrizations", "remove_weight_norm"
+    return {name: (path, f"{utils}{old if hook else new}(layer, {weight!r})") for name, path, weight, hook in found}
 
 
 def spectral_normed(model: nn.Module) -> set[str]:
     """The parameters that a spectral norm divides by their largest singular value."""
-    found = set()
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for attribute, chain in getattr(module, "parametrizations", {}).items():
-            if any(isinstance(step, SpectralNormParametrization) for step in chain):
-                found.add(f"{prefix}parametrizations.{attribute}.original")
-        hooks = module._forward_pre_hooks.values()
-        found |= {f"{prefix}{hook.name}_orig" for hook in hooks if isinstance(hook, SpectralNormHook)}
-    return found
+    found = _under_norm(model, SpectralNormParametrization, SpectralNormHook, "original", "orig")
+    return {name for name, *_ in found}
 
 
 def _refuse_weight_norm(model: nn.Module, chosen: Iterable[str]) -> None:
@@ -192,28 +183,21 @@ def _matching(
     if not all(isinstance(pattern, str) for pattern in given):
         also = ", or a function (name, parameter) -> bool" if option == "select" else ""
         raise SynflowError(f"{option} takes a pattern of names or a list of them{also}, got {brief(patterns)}")
+    # A parameter's name and the paths of the modules above it.
+    paths = {name: list(accumulate(name.split("."), "{}.{}".format)) for name in parameters}
     matched: set[str] = set()
     for pattern in given:
-        hits = {name for name in parameters if any(fnmatchcase(path, pattern) for path in _paths(name))}
+        hits = {name for name in parameters if any(fnmatchcase(path, pattern) for path in paths[name])}
         if not hits:
             examples = ", ".join(list(parameters)[:3])
             raise SynflowError(
                 f"{option}: the pattern {pattern!r} matches no parameter; names look like {examples}; "
                 "a module's path stands for all below it, * for any part"
             )
-        matched |= {name for name in hits if _rank(parameters[name]) >= rank} or hits
+        # How many dimensions a parameter of a lazy layer has is not known yet.
+        lazy = {name for name in hits if isinstance(parameters[name], UninitializedParameter)}
+        matched |= {name for name in hits if name in lazy or parameters[name].dim() >= rank} or hits
     return matched
-
-
-def _rank(parameter: nn.Parameter) -> int:
-    """How many dimensions a parameter has; those of a lazy layer are not known yet."""
-    return 2 if isinstance(parameter, UninitializedParameter) else parameter.dim()
-
-
-def _paths(name: str) -> list[str]:
-    """A parameter's name and the paths of the modules above it."""
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def slots(model: nn.Module, names: Iterable[str]) -> dict[str, list[tuple[nn.Module, str]]]:

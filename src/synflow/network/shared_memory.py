@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 
-__all__ = ["check_unshared", "held_beside", "overlapping"]
+__all__ = ["address", "check_unshared", "held_beside", "overlapping"]
 
 # Attributes of a module that hold its parameters, buffers and submodules by their names.
 _BY_NAME = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
@@ -64,6 +64,13 @@ def _content(cell: CellType) -> Any:
         return None
 
 
+def address(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; zero for those that have none."""
+    if tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):  # sparse and sharded ones have no address
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
 def overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
     """Pairs of a weight and another tensor, or a further weight, that share memory.
 
@@ -72,10 +79,9 @@ def overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> 
     storages: dict[Any, tuple[dict[str, Tensor], dict[str, Tensor]]] = defaultdict(lambda: ({}, {}))
     for kind, tensors in enumerate((weights, others)):
         for name, tensor in tensors.items():
-            if tensor.layout == torch.strided and not hasattr(tensor, "device_mesh"):  # a sharded one has no address
-                storages[tensor.untyped_storage().data_ptr(), tensor.dtype][kind][name] = tensor
-    for (address, _), (held, read) in storages.items():
-        if address and held and len(held) + len(read) > 1:  # empty tensors and those on the meta device are all at zero
+            storages[address(tensor), tensor.dtype][kind][name] = tensor
+    for (start, _), (held, read) in storages.items():
+        if start and held and len(held) + len(read) > 1:  # empty tensors and those on the meta device are all at zero
             yield from _overlapping(held, read)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ..support.private_torch import TorchDispatchMode, pytree
 from ..support.torch_modes import SafeMode
 from .private_copy import private_copy, whole_copy
+from .shared_memory import address
 
 R = TypeVar("R")
 
@@ -37,7 +37,7 @@ class _NoWrites(TorchDispatchMode):
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        self._addresses = {_address(tensor) for tensor in tensors} - {0}
+        self._addresses = {address(tensor) for tensor in tensors} - {0}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -49,16 +49,9 @@ class _NoWrites(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[position] if position < len(args) else kwargs.get(argument.name)
                 for leaf in pytree.tree_leaves(written):
-                    if isinstance(leaf, Tensor) and _address(leaf) in self._addresses:
+                    if isinstance(leaf, Tensor) and address(leaf) in self._addresses:
                         raise _WritesError
         return func(*args, **kwargs)
-
-
-def _address(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; zero for those that have none."""
-    if tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):  # sparse and sharded ones have no address
-        return 0
-    return tensor.untyped_storage().data_ptr()
 
 
 class _NoSetting(SafeMode):
