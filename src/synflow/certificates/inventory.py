@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.checks import some
-from ..network.private_copy import arguments, isolated, move
+from ..network.private_copy import arguments, isolated, move, run_untouched
 from ..network.selection import prunable, weight_normed
-from ..network.untouched_run import run_untouched
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
 

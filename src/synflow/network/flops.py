@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .private_copy import arguments
-from .untouched_run import run_untouched
+from .private_copy import arguments, run_untouched
 
 __all__ = ["flops"]
 

@@ -6,8 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from types import FunctionType
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from ..support.nested import leaves, mapped
-from ..support.private_torch import modes_entered, pytree, set_gradients
+from ..support.private_torch import TorchDispatchMode, modes_entered, pytree, set_gradients
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .checkpoints import without_checkpoints
 from .module_state import forgetting
 from .selection import Select, check_finite, prunable, slots
-from .shared_memory import held_beside
+from .shared_memory import Substitution, address, reached_around
 from .wrappers import unwrap
 
 Loss = Callable[[Any, Any], Tensor]
@@ -98,7 +96,7 @@ class Network:
         args, kwargs = arguments(inputs)
         with ExitStack() as stack:
             if self._reached_around:
-                stack.enter_context(_Substitution(self._replaced))
+                stack.enter_context(Substitution(self._replaced))
             if any("_orig_mod" in module._modules for module in self.model.modules()):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # parts of the model are compiled
             stack.enter_context(without_checkpoints())
@@ -131,7 +129,7 @@ def open_network(
             check_finite(name, weight)
     twin = model if own else private_copy(model, chosen)
     network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen), chosen)
-    network._reached_around = _reached_around(model, chosen)
+    network._reached_around = reached_around(model, chosen)
     network.example = move(example, network.device)
     return network
 
@@ -174,33 +172,52 @@ def _deepcopy(model: Model, memo: dict[int, Any]) -> Model:
         ) from cause
 
 
-class _Substitution(SafeMode):
-    """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
+class _WritesError(Exception):
+    """A forward pass was about to write into a parameter."""
 
-    def __init__(self, replaced: Mapping[int, Tensor]) -> None:
+
+def run_untouched(model: nn.Module, run: Callable[[nn.Module], R]) -> R:
+    """What a function returns that runs a copy of the model as it is; no parameter of the model is written to.
+
+    The copy shares the parameters. If its forward pass writes into one, the function gets a copy that shares nothing.
+    """
+    twin = private_copy(model)
+    try:
+        with _NoWrites(twin.parameters()), _NoSetting():
+            return run(twin)
+    except _WritesError:
+        return run(whole_copy(model))
+
+
+class _NoWrites(TorchDispatchMode):
+    """Refuses operations that write into the memory of some tensors, before they do."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        self.replaced = replaced
+        self._addresses = {address(tensor) for tensor in tensors} - {0}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.entered and any(id(leaf) in self.replaced for leaf in leaves((args, kwargs))):
-            args, kwargs = mapped(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs))
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[position] if position < len(args) else kwargs.get(argument.name)
+                for leaf in pytree.tree_leaves(written):
+                    if isinstance(leaf, Tensor) and address(leaf) in self._addresses:
+                        raise _WritesError
         return func(*args, **kwargs)
 
 
-def _reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> bool:
-    """Whether the model may read a prunable weight other than by its place: from a function or container it carries.
+class _NoSetting(SafeMode):
+    """Refuses `parameter.data = tensor`, which no dispatch mode sees."""
 
-    Such a function (a patched forward, a hook) is shared by the copy, and so are weights in lists or other objects.
-    """
-    for module in model.modules():
-        carried = (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(isinstance(value, (FunctionType, partial)) for value in carried):
-            return True
-    weights = {id(parameter) for parameter in chosen.values()}
-    return any(id(value) in weights for _, _, value in held_beside(model))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__set__" and isinstance(args[0], nn.Parameter):
+            raise _WritesError
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

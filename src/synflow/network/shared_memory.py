@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..support.nested import leaves, mapped
+from ..support.torch_modes import SafeMode
 
-__all__ = ["address", "check_unshared", "held_beside", "overlapping"]
+__all__ = ["Substitution", "address", "check_unshared", "held_beside", "overlapping", "reached_around"]
 
 # Attributes of a module that hold its parameters, buffers and submodules by their names.
 _BY_NAME = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
@@ -107,3 +109,32 @@ def check_unshared(chosen: Mapping[str, Tensor], parameters: Mapping[str, Tensor
             "that they are one Parameter (b.weight = a.weight), or give each its own memory: "
             "nn.Parameter(weight.detach().clone())"
         )
+
+
+def reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> bool:
+    """Whether the model may read a prunable weight other than by its place: from a function or container it carries.
+
+    Such a function (a patched forward, a hook) is shared by the copy, and so are weights in lists or other objects.
+    """
+    for module in model.modules():
+        carried = (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(isinstance(value, (FunctionType, partial)) for value in carried):
+            return True
+    weights = {id(parameter) for parameter in chosen.values()}
+    return any(id(value) in weights for _, _, value in held_beside(model))
+
+
+class Substitution(SafeMode):
+    """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
+
+    def __init__(self, replaced: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.replaced = replaced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.entered and any(id(leaf) in self.replaced for leaf in leaves((args, kwargs))):
+            args, kwargs = mapped(lambda leaf: self.replaced.get(id(leaf), leaf), (args, kwargs))
+        return func(*args, **kwargs)
