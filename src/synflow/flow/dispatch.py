@@ -6,8 +6,10 @@ constants); the others are looked up by name in `RULES`. `synflow.flow.passes` s
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -19,10 +21,9 @@ from ..errors import SynflowError
 from ..support.nested import mapped
 from ..support.private_torch import behind_transforms, set_gradients
 from ..support.torch_modes import SafeMode
-from .advice import advice, innermost_module
-from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, SHIFTS_LAST, WEIGHTED
-from .passes import FlowPass, PassFindings, PassOptions
-from .tensor import Choice, Flow, as_flow, flows, read_attribute
+from .operation_names import ABOUT, ALIASES, LAYERS, RESHAPES_IN_PLACE, SHIFTS_LAST, WEIGHTED, advice
+from .passes import FlowPass, PassOptions
+from .tensor import Choice, Flow, flows, read_attribute
 from .written import Written
 
 Function: TypeAlias = Callable[..., Any]
@@ -86,11 +87,6 @@ def stand_in(rule: Rule) -> Rule:
     return composite(lambda _, *args, **kwargs: rule(*args, **kwargs))
 
 
-def pass_under_way() -> bool:
-    """Whether this thread runs a flow pass."""
-    return _ACTIVE.mode is not None
-
-
 def active_mode() -> LinearizationMode:
     """The mode of the flow pass under way."""
     if _ACTIVE.mode is None:
@@ -98,24 +94,14 @@ def active_mode() -> LinearizationMode:
     return _ACTIVE.mode
 
 
+def flow_pass() -> FlowPass:
+    """The pass under way."""
+    return active_mode().flow_pass
+
+
 def options() -> PassOptions:
     """How the pass under way computes."""
     return active_mode().flow_pass.options
-
-
-def findings() -> PassFindings:
-    """What the pass under way has found so far."""
-    return active_mode().flow_pass.found
-
-
-def source(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
-    """A constant that enters beside the flow of the pass under way."""
-    return active_mode().flow_pass.source(constant, dtype, exponent)
-
-
-def as_input(data: Tensor) -> Flow:
-    """A tensor that starts a flow, as an input does; outside of a pass too."""
-    return active_mode().flow_pass.started(data) if pass_under_way() else as_flow(data)
 
 
 class LinearizationMode(SafeMode):
@@ -156,11 +142,15 @@ class LinearizationMode(SafeMode):
         if self.written.anything:
             with torch.enable_grad() if self.gradients else torch.no_grad():
                 args, kwargs = mapped(self.written.current, (args, kwargs))
+        name = getattr(func, "__name__", "")
         if self.flow_pass.watched is not None:
-            self._note_uses(func, args, kwargs)
-        name, flowing = getattr(func, "__name__", ""), flows((args, kwargs))
-        if not flowing:
-            self._refuse_transforms(name, args)
+            self._note_uses(name, func, args, kwargs)
+        if not flows((args, kwargs)):
+            if any(isinstance(behind_transforms(leaf), Flow) for leaf in args):
+                raise NoRuleError(
+                    f"the operation {name!r} in {self.where()} gets a flow inside of torch.vmap or another transform, "
+                    "where no rule is looked up; write it with a batch dimension or as a loop over the batch"
+                )
             return SOURCES[name](func, *args, **kwargs) if name in SOURCES else func(*args, **kwargs)
         # The model runs without gradients, and rules with: what `no_grad` hides from training is still a path.
         before = torch.is_grad_enabled()
@@ -170,17 +160,9 @@ class LinearizationMode(SafeMode):
         finally:
             set_gradients(before)
 
-    def _refuse_transforms(self, name: str, args: Any) -> None:
-        """`torch.vmap` hides flows from the rules."""
-        if any(isinstance(behind_transforms(leaf), Flow) for leaf in args):
-            raise NoRuleError(
-                f"the operation {name!r} in {self.where()} gets a flow inside of torch.vmap or another transform, "
-                "where no rule is looked up; write it with a batch dimension or as a loop over the batch"
-            )
-
     def _on_flows(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The stand-in for an operation; shifts are followed as far as the first operation that may multiply them."""
-        found = self.flow_pass.found
+        found = self.flow_pass
         before, known = found.had_shifts, ALIASES.get(name, name)
         if before and not found.shifts_met and name not in ABOUT and name != "__get__":
             found.shifts_met = known in _USER_RULES or not hasattr(RULES.get(known), "adds_only")
@@ -191,10 +173,9 @@ class LinearizationMode(SafeMode):
 
     def _replaced(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = self.flow_pass.hooks
-        if hooks is not None:
-            result = hooks.operation(name, func, args, kwargs, self.by_rule)
-            if result is not NotImplemented:
-                return result
+        result = NotImplemented if hooks is None else hooks.operation(name, func, args, kwargs, self.by_rule)
+        if result is not NotImplemented:
+            return result
         if name == "__get__":
             return read_attribute(func, args, kwargs)
         if name == "__set__":
@@ -214,34 +195,30 @@ class LinearizationMode(SafeMode):
         if rule is None:
             raise self.no_rule(name, func)
         if name in _USER_RULES:
-            self.flow_pass.found.note_bend()
+            self.flow_pass.note_bend()
         if name not in LAYERS and not hasattr(rule, "composite"):
             args, kwargs = self.readable(args, kwargs)
-        return self._apply(rule, name, func, args, kwargs)
+        try:
+            return rule(func, *args, **kwargs)
+        except FloatingPointError as error:
+            raise SynflowError(f"{error} at the operation {name!r} in {self.where()}") from error
 
     def readable(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments in a form that every rule can read, whatever the hooks of the pass hold them in."""
         hooks = self.flow_pass.hooks
         return (args, kwargs) if hooks is None else hooks.arguments(args, kwargs)
 
-    def _note_uses(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        name = getattr(func, "__name__", "")
+    def _note_uses(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Remember which watched weights are used other than by a layer."""
         if name in ABOUT or name in WEIGHTED or (name == "__get__" and not isinstance(func(*args), Tensor)):
             return
         watched = self.flow_pass.watched or {}
-        self.flow_pass.found.untapped.update(watched[id(f)] for f in flows((args, kwargs)) if id(f) in watched)
-
-    def _apply(self, rule: Rule, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        try:
-            return rule(func, *args, **kwargs)
-        except FloatingPointError as error:
-            raise SynflowError(f"{error} at the operation {name!r} in {self.where()}") from error
+        self.flow_pass.untapped.update(watched[id(f)] for f in flows((args, kwargs)) if id(f) in watched)
 
     def _in_place(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute out of place by the rule, then write into the first argument; or change its shape in place."""
         if name in RESHAPES_IN_PLACE:
-            reshaped: Tensor = getattr(Tensor, name)(*args, **kwargs)
-            return reshaped
+            return func(*args, **kwargs)
         base = ALIASES.get(name[:-1], name[:-1])
         function = getattr(Tensor, base, None) or getattr(torch.nn.functional, base, None)
         if function is None or not (base in _USER_RULES or base in RULES):
@@ -255,3 +232,48 @@ class LinearizationMode(SafeMode):
     def no_rule(self, name: str, func: Any) -> NoRuleError:
         """The error for an operation without a rule, with the way out."""
         return NoRuleError(f"no rule for the operation {name!r} on a flow, in {self.where()}. {advice(name, func)}")
+
+
+def innermost_module(modules: Mapping[nn.Module, str]) -> str:
+    """The innermost of the modules that is running, by name and class."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and owner in modules:
+            return f"module {modules[owner] or '(the model itself)'!r} ({type(owner).__name__})"
+        frame = frame.f_back
+    return "the model"
+
+
+class _Context:
+    """What `forward` of a custom function gets as `ctx`: it may put anything there, nobody reads it."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Nothing is kept."""
+
+    save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_backward
+
+
+@contextmanager
+def forward_only() -> Iterator[None]:
+    """In this thread custom autograd functions that get a flow run as their forward; all others as ever.
+
+    What their forward does counts, not the backward written for training.
+    """
+    usual: Any = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+        if ours or threading.get_ident() != thread or not flows((args, kwargs)):
+            return usual.__func__(cls, *args, **kwargs)
+        separate = cls.setup_context is not torch.autograd.Function.setup_context
+        return cls.forward(*args, **kwargs) if separate else cls.forward(_Context(), *args, **kwargs)
+
+    setattr(torch.autograd.Function, "apply", classmethod(apply))  # noqa: B010 -- what mypy takes for a mistake
+    try:
+        yield
+    finally:
+        setattr(torch.autograd.Function, "apply", usual)  # noqa: B010

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +21,8 @@ from ..network.private_copy import Network, arguments, isolated, restoring, whol
 from ..support.chunked import keeps_all
 from ..support.torch_modes import plain_tensors
 from . import rules  # noqa: F401  (fills the table of rules)
-from .autograd_functions import forward_only
-from .dispatch import LinearizationMode
-from .passes import DEFAULT, FlowPass, PassFindings, PassHooks, PassOptions
+from .dispatch import LinearizationMode, forward_only
+from .passes import DEFAULT, FlowPass, PassHooks, PassOptions
 from .tensor import Degrees, Flow, as_flow, common_exponent, either, number, scaled
 
 
@@ -76,81 +75,62 @@ def measure(
     notes: dict[str, None] = {}
     if magnitudes is None:
         magnitudes = absolute(network, masks, power, notes)
+    follow, copies = gradients or options.follow_inputs, "writes into what it used"
     with isolated(network.seed, network.device):
-        begin = partial(_begun, network, magnitudes, leaf_exponent, gradients, options, notes, hooks)
-        flow_pass, total, scores = _both_ways(network, begin, gradients)
+        while True:
+            leaves = _leaves(magnitudes, leaf_exponent, gradients, options.trace)
+            watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
+            found = FlowPass(options, watched, network.constants, hooks, notes=notes)
+            try:
+                with allow_mutation_on_saved_tensors() if copies in network.constants else nullcontext():
+                    total, value = _run(network, found, leaves, follow)
+                    scores = _scores(total, leaves if gradients else {}, hooks, found.inputs) if follow else {}
+                break
+            except RuntimeError as error:
+                # A model that writes into a tensor after it was used (a state, layer by layer) cannot be differentiated
+                # as it is. Then what the backward pass needs is copied before it is written to, now and later on.
+                if "modified by an inplace operation" not in str(error) or copies in network.constants:
+                    raise
+            network.constants[copies] = True
         network.put_back()  # so that magnitudes live no longer than whoever made them wants
-    found, value = flow_pass.found, number(total.detach())
     units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
         value, total.exponent, scores, found.had_shifts, found.shifts_met, tuple(notes), total.degrees, units,
-        found.loose, found.bent, _reached(found), total.detach().as_subclass(Tensor), found.mean_flows,
+        found.loose, found.bent, found.input_reached, total.detach().as_subclass(Tensor), found.mean_flows,
     )  # fmt: skip
-
-
-def _begun(
-    network: Network, magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, options: PassOptions,
-    notes: dict[str, None], hooks: PassHooks | None,
-) -> tuple[FlowPass, dict[str, Flow]]:  # fmt: skip
-    """A new pass and its weights as flows."""
-    leaves = _leaves(magnitudes, exponent, gradients, options.trace)
-    watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
-    return FlowPass(options, PassFindings(notes=notes), watched, network.constants, hooks), leaves
-
-
-def _both_ways(
-    network: Network, begin: Callable[[], tuple[FlowPass, dict[str, Flow]]], gradients: bool
-) -> tuple[FlowPass, Flow, dict[str, Tensor]]:
-    """The flow, and the scores of the weights where gradients are asked for.
-
-    A model that writes into a tensor after it was used (a state, layer by layer) cannot be differentiated as it is.
-    Then what the backward pass needs is copied before it is written to, in a second try and in later passes.
-    """
-    key = "writes into what it used"
-    while True:
-        flow_pass, leaves = begin()
-        follow = gradients or flow_pass.options.follow_inputs
-        try:
-            with allow_mutation_on_saved_tensors() if key in network.constants else nullcontext():
-                total = _run(network, flow_pass, leaves, follow)
-                value = number(total.detach())
-                if not math.isfinite(value):
-                    raise SynflowError(
-                        f"the flow of {type(network.model).__name__} is {value}; check weights and statistics"
-                    )
-                weights = leaves if gradients else {}
-                scores = _scores(total, weights, flow_pass.hooks, flow_pass.found.inputs) if follow else {}
-                return flow_pass, total, scores
-        except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error) or key in network.constants:
-                raise
-        network.constants[key] = True
 
 
 def _leaves(magnitudes: Mapping[str, Tensor], exponent: int, gradients: bool, trace: bool) -> dict[str, Flow]:
     """The weights as flows; a traced weight is met once by a term that passes it."""
-    leaves = {}
-    for index, (name, magnitude) in enumerate(magnitudes.items()):
-        degrees = _once(len(magnitudes), index) if trace else None
-        leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), exponent, degrees)
+    once, leaves = np.eye(len(magnitudes), dtype=np.int64), {}
+    for unit, (name, magnitude) in zip(once, magnitudes.items(), strict=True):
+        leaves[name] = as_flow(magnitude.detach().requires_grad_(gradients), exponent, (unit, unit) if trace else None)
         leaves[name].is_weight = True
     return leaves
 
 
-def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], follow: bool) -> Flow:
-    """The forward pass with the leaves in the places of the weights; the sum of all outputs."""
+def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], follow: bool) -> tuple[Flow, float]:
+    """The forward pass with the leaves in the places of the weights; the sum of all outputs, and as a number."""
+    hooks, dtype, zero = flow_pass.hooks, precision(leaves), np.zeros(len(leaves), dtype=np.int64)
     network.model.eval()
     network.replace(leaves)
-    if flow_pass.hooks is not None:
-        flow_pass.hooks.begin(leaves)
-    wide = any(leaf.dtype == torch.float64 for leaf in leaves.values())
-    dtype = torch.float64 if wide else torch.float32
+    if hooks is not None:
+        hooks.begin(leaves)
     cast_rest(network, dtype)
-    zero = np.zeros(len(leaves), dtype=np.int64)
-    degrees = (zero, zero) if flow_pass.options.trace else None
+
+    def begin(leaf: Any) -> Any:
+        """Floating inputs become ones; token ids and masks stay as given."""
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        ones = None if hooks is None else hooks.input(leaf.shape, dtype, leaf.device)
+        if ones is not None:
+            return ones
+        degrees = (zero, zero) if flow_pass.options.trace else None
+        return flow_pass.started(torch.ones(leaf.shape, dtype=dtype, device=leaf.device), degrees)
+
     names = {module: name for name, module in network.model.named_modules()}
     mode = LinearizationMode(flow_pass, names, follow)
-    example = pytree.tree_map(lambda leaf: _input(leaf, dtype, degrees, flow_pass), network.example)
+    example = pytree.tree_map(begin, network.example)
     try:
         with torch.no_grad(), forward_only(), mode:
             output = network.call(example)
@@ -158,7 +138,16 @@ def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], foll
         raise
     except Exception as cause:
         raise _failed(network, cause) from cause
-    return _total(output, flow_pass.hooks)
+    total = _total(output, hooks)
+    value = number(total.detach())
+    if not math.isfinite(value):
+        raise SynflowError(f"the flow of {type(network.model).__name__} is {value}; check weights and statistics")
+    return total, value
+
+
+def precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The type in which a network is scored: double precision where any of its weights has it, else single."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
 
 
 @plain_tensors
@@ -175,14 +164,13 @@ def absolute(
 
     In at least single precision, or with `half` as the weights are; of `only` some tensors, where named.
     """
-    wide = any(weight.dtype == torch.float64 for weight in network.weights.values())
-    result = {}
+    dtype, result = precision(network.weights), {}
     for name, weight in network.weights.items():
         if only is not None and name not in only:
             continue
-        dtype = torch.float64 if wide else weight.dtype if half else torch.float32
         # In the order of the indices, whatever the memory format: positions are flat.
-        magnitude = weight.detach().to(dtype).abs().contiguous()
+        own = half and dtype == torch.float32
+        magnitude = weight.detach().to(weight.dtype if own else dtype).abs().contiguous()
         if not magnitude.numel() or not bool(magnitude.amax() > 0):
             if notes is not None:
                 notes[f"{name}: zero everywhere, counts as ones"] = None
@@ -195,32 +183,14 @@ def absolute(
     return result
 
 
-def _once(count: int, index: int) -> Degrees:
-    unit = np.zeros(count, dtype=np.int64)
-    unit[index] = 1
-    return unit, unit
-
-
-def _input(leaf: Any, dtype: torch.dtype, degrees: Degrees | None, flow_pass: FlowPass) -> Any:
-    """Floating inputs become ones; token ids and masks stay as given."""
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-        return leaf
-    hooks = flow_pass.hooks
-    ones = None if hooks is None else hooks.input(leaf.shape, dtype, leaf.device)
-    if ones is not None:
-        return ones
-    return flow_pass.started(torch.ones(leaf.shape, dtype=dtype, device=leaf.device), degrees)
-
-
 def cast_rest(network: Network, dtype: torch.dtype) -> None:
     """Half-precision biases, norms and buffers of the copy in the precision of the scores."""
     for module in network.model.modules():
         tables: list[dict[str, Any]] = [module._parameters, module._buffers]
         for table in tables:
             for key, tensor in table.items():
-                if tensor is None or isinstance(tensor, Flow) or not tensor.is_floating_point():
-                    continue
-                if tensor.dtype != dtype:
+                rest = tensor is not None and not isinstance(tensor, Flow) and tensor.is_floating_point()
+                if rest and tensor.dtype != dtype:
                     cast = tensor.detach().to(dtype)
                     table[key] = torch.nn.Parameter(cast, False) if isinstance(tensor, torch.nn.Parameter) else cast
 
@@ -264,15 +234,12 @@ def _total(output: Any, hooks: PassHooks | None) -> Flow:
 def _outputs(output: Any) -> Any:
     if isinstance(output, Flow):
         yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _outputs(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _outputs(value)
+    if isinstance(output, Mapping):
+        output = list(output.values())
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        for item in dataclasses.fields(output):
-            yield from _outputs(getattr(output, item.name))
+        output = [getattr(output, item.name) for item in dataclasses.fields(output)]
+    for part in output if isinstance(output, (tuple, list)) else ():
+        yield from _outputs(part)
 
 
 def _scores(
@@ -304,13 +271,6 @@ def _scores(
         if not math.isfinite(float(scores[name].sum())):
             raise not_finite(name, scores[name])
     return {name: scores[name] for name in leaves}
-
-
-def _reached(found: PassFindings) -> bool:
-    """Whether some output depends on some input (True where inputs are not followed, or there are none)."""
-    if not found.inputs:
-        return True
-    return any(leaf.grad is not None and bool(torch.any(leaf.grad.as_subclass(Tensor) != 0)) for leaf in found.inputs)
 
 
 def not_finite(name: str, scores: Tensor) -> SynflowError:

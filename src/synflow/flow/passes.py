@@ -1,4 +1,4 @@
-"""One pass of the flow: what is asked of it (`PassOptions`), what it finds out (`PassFindings`), who may step in."""
+"""One pass of the flow: what is asked of it (`PassOptions`), what it finds out, who may step in (`PassHooks`)."""
 
 from __future__ import annotations
 
@@ -43,36 +43,6 @@ WITHOUT_SHIFTS = PassOptions(shifts=False)
 SHARED = PassOptions(shared=True)
 
 
-@dataclass
-class PassFindings:
-    """What a pass finds out on its way.
-
-    `had_shifts`: a shift counted. `shifts_met`: an operation that may multiply came after it, so that weights may meet
-    it; a bias of the last layer meets none. `bent`: a maximum or a divisor came after a shift, so that a score may be
-    smaller than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that
-    reads the state), so that the union bound alone proves nothing. `notes` are for the certificate. `inputs` are the
-    leaves of a pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped`
-    weights, which were also used outside of a layer.
-    `mean_flows`: the scales of batch norms in a pass with `norms`, as a number and an exponent.
-    `faded`: by how many powers of two a flow grew over time, where its type cannot hold all its steps at once.
-    """
-
-    had_shifts: bool = False
-    shifts_met: bool = False
-    bent: bool = False
-    loose: bool = False
-    faded: int = 0
-    notes: dict[str, None] = field(default_factory=dict)
-    inputs: list[Tensor] = field(default_factory=list)
-    unit_flows: dict[str, Tensor] = field(default_factory=dict)
-    untapped: set[str] = field(default_factory=set)
-    mean_flows: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
-
-    def note_bend(self) -> None:
-        """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
-        self.bent = self.bent or self.had_shifts
-
-
 class PassHooks(Protocol):
     """Where an engine may step into a pass. Without hooks every operation goes by its rule and autograd."""
 
@@ -106,21 +76,51 @@ ByRule = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], An
 
 @dataclass
 class FlowPass:
-    """A pass under way. `watched` maps the id of each weight to its name where the pass traces; `constants` is what
-    rules compute from parameters that no pass changes."""
+    """A pass under way: what was asked of it, and what it has found so far.
+
+    `watched` maps the id of each weight to its name where the pass traces; `constants` is what rules compute from
+    parameters that no pass changes.
+    `had_shifts`: a shift counted. `shifts_met`: an operation that may multiply came after it, so that weights may meet
+    it; a bias of the last layer meets none. `bent`: a maximum or a divisor came after a shift, so that a score may be
+    smaller than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that
+    reads the state), so that the union bound alone proves nothing. `faded`: by how many powers of two a flow grew over
+    time, where its type cannot hold all its steps at once. `notes` are for the certificate. `inputs` are the leaves of
+    a pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped` weights,
+    which were also used outside of a layer. `mean_flows` are the scales of batch norms in a pass with `norms`, each as
+    a number and an exponent, by the id of the running variance.
+    """
 
     options: PassOptions = DEFAULT
-    found: PassFindings = field(default_factory=PassFindings)
     watched: dict[int, str] | None = None
     constants: dict[Any, Any] = field(default_factory=dict)
     hooks: PassHooks | None = None
+    had_shifts: bool = False
+    shifts_met: bool = False
+    bent: bool = False
+    loose: bool = False
+    faded: int = 0
+    notes: dict[str, None] = field(default_factory=dict)
+    inputs: list[Tensor] = field(default_factory=list)
+    unit_flows: dict[str, Tensor] = field(default_factory=dict)
+    untapped: set[str] = field(default_factory=set)
+    mean_flows: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def note_bend(self) -> None:
+        """Say that a maximum or a divisor is at work: a shift before it can lower what else passes."""
+        self.bent = self.bent or self.had_shifts
+
+    @property
+    def input_reached(self) -> bool:
+        """Whether some output depends on some input (true where inputs are not followed, or there are none)."""
+        gradients = [leaf.grad.as_subclass(Tensor) for leaf in self.inputs if leaf.grad is not None]
+        return not self.inputs or any(bool(torch.any(gradient != 0)) for gradient in gradients)
 
     def started(self, data: Tensor, degrees: Degrees | None = None) -> Flow:
         """A tensor that starts a flow; a pass that follows inputs will ask for its gradient."""
         if not self.options.follow_inputs:
             return as_flow(data, 0, degrees)
         leaf = as_flow(data.requires_grad_())
-        self.found.inputs.append(leaf)
+        self.inputs.append(leaf)
         # A copy: the model may write into its input, which a leaf refuses. An embedding starts where gradients are off.
         with torch.enable_grad(), DisableTorchFunction():
             return as_flow(leaf.clone())
@@ -130,5 +130,5 @@ class FlowPass:
         constant = unblocking(constant.detach().to(dtype))
         if not self.options.sources:
             return torch.zeros_like(constant)
-        self.found.loose = self.found.loose or anything(constant)
+        self.loose = self.loose or anything(constant)
         return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)

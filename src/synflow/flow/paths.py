@@ -13,7 +13,7 @@ from ..network.private_copy import Network
 from ..support.chunked import count_true, lightest
 from ..support.ranking import best_of_each, keep_best
 from ..support.torch_modes import plain_tensors
-from .measure import Measurement, absolute, measure
+from .measure import Measurement, absolute, measure, precision
 from .passes import PassHooks, PassOptions
 from .tensor import Degrees
 
@@ -180,8 +180,7 @@ def _thinned(
 @plain_tensors
 def _ones(network: Network, masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     """One where a weight is kept; a tensor that is kept whole takes no memory, and is not to be written to."""
-    wide = any(weight.dtype == torch.float64 for weight in network.weights.values())
-    dtype = torch.float64 if wide else torch.float32  # as in `absolute`: the model may make constants of its own type
+    dtype = precision(network.weights)  # as in `absolute`: the model may make constants of its own type
     return {
         name: weight.new_ones((), dtype=dtype).expand(weight.shape)
         if masks is None or count_true(masks[name]) == weight.numel()

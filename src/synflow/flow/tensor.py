@@ -104,10 +104,7 @@ def scaled(data: Tensor, power: int) -> Tensor:
 
 
 class Reading(threading.local):
-    """What is read off flows while they are measured.
-
-    `harmless`: numbers are being read that decide on no more than a power of two.
-    """
+    """`harmless`: numbers are being read off flows that decide on no more than a power of two."""
 
     harmless = False
 

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options, stand_in
+from ..dispatch import Function, NoRuleError, Rule, active_mode, flow_pass, options, stand_in
 from ..operation_names import WEIGHTED
 from ..tensor import Flow, anything, as_flow, both, fixed
-from .basic import add, homogeneous, positive, product, settled, shift, times
+from .basic import add, by_name, homogeneous, positive, product, settled, shift, times
 from .constants import LARGE, positive_linear
 
 
 def weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Linear and convolution: one call, with the bias brought to the exponent of the product."""
-    if active_mode().flow_pass.watched is not None:
+    if flow_pass().watched is not None:
         return _tapped(function, x, weight, bias, *args, **kwargs)
     taken = None if kwargs else _taken_over(function, x, weight, args)
     if taken is None:
-        return _weighted(function, *_readable(x, weight), bias, *args, **kwargs)
+        return _weighted(function, *active_mode().readable((x, weight), {})[0], bias, *args, **kwargs)
     if bias is None or not (isinstance(bias, Flow) or anything(bias)):
         return taken
     return _with_bias(function, taken, bias)
@@ -29,35 +29,30 @@ def weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: A
 
 def _taken_over(function: Function, x: Any, weight: Any, settings: tuple[Any, ...] = ()) -> Flow | None:
     """The layer without its bias, by the hooks of the pass, if there are any and they want it."""
-    hooks = active_mode().flow_pass.hooks
+    hooks = flow_pass().hooks
     if hooks is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
         return None
     data = hooks.layer(function, x, weight, settings)
     return None if data is None else settled(data, x.exponent + weight.exponent, both([x, weight]))
 
 
-def _readable(*items: Any) -> Any:
-    return active_mode().readable(items, {})[0]
-
-
 def matrix_product(function: Function, first: Any, second: Any) -> Any:
     """A matrix product; one with a weight (stored input first) is a layer."""
     taken = _taken_over(function, first, second)
-    return product(function, *_readable(first, second)) if taken is None else taken
+    return product(function, *active_mode().readable((first, second), {})[0]) if taken is None else taken
 
 
 def _tapped(function: Function, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The same, and the flow y dR/dy of each unit is noted; a copy goes on, so that nothing writes into y later."""
     sent = _weighted(function, x, weight, *args, **kwargs)
-    name = (active_mode().flow_pass.watched or {}).get(id(weight))
+    name = (flow_pass().watched or {}).get(id(weight))
     if name is None:
         return sent
-    flows, data = findings().unit_flows, fixed(sent)
+    flows, data = flow_pass().unit_flows, fixed(sent)
     others = [axis for axis in range(sent.dim()) if axis != _unit_dimension(function, sent)]
 
     def note(gradient: Tensor) -> None:
-        flow = (data.double() * gradient.as_subclass(Tensor).double()).sum(others)
-        flows[name] = flows[name] + flow if name in flows else flow
+        flows[name] = flows.get(name, 0) + (data.double() * gradient.as_subclass(Tensor).double()).sum(others)
 
     if sent.requires_grad:
         sent.register_hook(note)
@@ -67,7 +62,7 @@ def _tapped(function: Function, x: Tensor, weight: Tensor, *args: Any, **kwargs:
 def _weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
     factors = [f for f in (x, weight) if isinstance(f, Flow)]
     if not isinstance(x, Flow) and anything(x):
-        findings().loose = True  # learned queries and the like: a flow that no input feeds
+        flow_pass().loose = True  # learned queries and the like: a flow that no input feeds
     large = function is torch.nn.functional.linear and not isinstance(weight, Flow) and weight.numel() >= LARGE
     if large and bias is None and isinstance(x, Flow):
         return settled(positive_linear(x.as_subclass(Tensor), weight.to(x.dtype)), x.exponent, x.degrees)
@@ -107,11 +102,10 @@ def divide(function: Function, first: Any, second: Any, **_: Any) -> Any:
 
 def reciprocal(function: Function, x: Flow, power: float = 1.0) -> Flow:
     """``x ** -power`` without a gradient; where there is no flow the quotient is zero, as its numerator is."""
+    data, whole = fixed(x), -x.exponent * power
     if not options().divide or options().saturate:
-        return as_flow(torch.ones_like(fixed(x)))
-    findings().note_bend()
-    data = fixed(x)
-    whole = -x.exponent * power
+        return as_flow(torch.ones_like(data))
+    flow_pass().note_bend()
     exponent = math.floor(whole)
     inverse = torch.where(data > 0, data.clamp_min(torch.finfo(data.dtype).tiny) ** -power, torch.zeros_like(data))
     return as_flow(inverse * 2.0 ** (whole - exponent), exponent)
@@ -149,13 +143,12 @@ def add_product(start: Any = None, *factors: Any, beta: Any = 1, alpha: Any = 1,
 
 def spread(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     """var, std, var_mean, std_mean, as they appear in hand-written norms: the mean of the squares, or its root."""
-    name, dim = function.__name__, args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
-    keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-    over = {} if dim is None else {"dim": dim, "keepdim": keepdim}
+    given = by_name("dim unbiased keepdim", () if args and isinstance(args[0], bool) else args, kwargs)
+    over = {} if given.get("dim") is None else {"dim": given["dim"], "keepdim": bool(given.get("keepdim", False))}
     found = homogeneous(torch.mean, power(function, x, 2), **over)
-    if name.startswith("std"):
+    if function.__name__.startswith("std"):
         found = power(function, found, 0.5)
-    return (found, homogeneous(torch.mean, x, **over)) if name.endswith("_mean") else found
+    return (found, homogeneous(torch.mean, x, **over)) if function.__name__.endswith("_mean") else found
 
 
 _PRODUCTS = "bmm mv dot vdot inner outer ger einsum tensordot kron chain_matmul multi_dot".split()

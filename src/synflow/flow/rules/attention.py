@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import SOURCES, Function, Rule, as_input, stand_in
+from ..dispatch import SOURCES, Function, Rule, flow_pass, stand_in
 from ..tensor import Flow, as_flow
 from .basic import product
 
@@ -25,8 +25,8 @@ def scaled_dot_product(
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     logits = torch.matmul(query, key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else abs(scale))
     if is_causal:
-        allowed = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
-        logits = logits.masked_fill(~allowed, float("-inf"))
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(later, float("-inf"))
     if attn_mask is not None:
         boolean = not isinstance(attn_mask, Flow) and attn_mask.dtype == torch.bool
         logits = logits.masked_fill(~attn_mask, float("-inf")) if boolean else logits + attn_mask
@@ -80,8 +80,7 @@ def _projected(given: Any) -> Any:
 
 def _masked(logits: Any, mask: Tensor) -> Any:
     """Apply a mask (True or very negative = blocked, else added); columns that `bias_k` has appended stay unmasked."""
-    missing = logits.size(-1) - mask.size(-1)
-    if missing:
+    if missing := logits.size(-1) - mask.size(-1):
         mask = F.pad(mask, (0, missing), value=0)
     return logits.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
 
@@ -91,7 +90,7 @@ def embedding(function: Function, ids: Tensor, table: Tensor, *args: Any, **kwar
     rows = F.embedding(ids, table)
     if isinstance(table, Flow):
         return as_flow(rows, table.exponent, table.degrees)
-    return as_input(rows.detach().abs()) if rows.is_floating_point() else rows
+    return flow_pass().started(rows.detach().abs()) if rows.is_floating_point() else rows
 
 
 def embedding_bag(function: Function, ids: Tensor, table: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +98,7 @@ def embedding_bag(function: Function, ids: Tensor, table: Tensor, *args: Any, **
     if isinstance(table, Flow):
         return product(lambda rows: F.embedding_bag(ids, rows, *args, **kwargs), table)
     kwargs.pop("max_norm", None)
-    return as_input(F.embedding_bag(ids, table.detach().abs(), *args, **kwargs))
+    return flow_pass().started(F.embedding_bag(ids, table.detach().abs(), *args, **kwargs))
 
 
 _EMBEDDINGS: dict[str, Rule] = {"embedding": embedding, "embedding_bag": embedding_bag}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...support.nested import leaves, mapped
-from ..dispatch import Function, active_mode, findings, options, source
+from ..dispatch import Function, active_mode, flow_pass, options
 from ..tensor import (
     BLOCKING,
     Flow,
@@ -37,23 +37,17 @@ identity.keeps_positions = True  # type: ignore[attr-defined]
 def homogeneous(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Sums, means, concatenation, selection: the operation itself, with all exponents made equal."""
     exponent, args, kwargs, degrees = _aligned(args, kwargs, adds=function is torch.add)
-
-    def wrap(data: Any) -> Any:
-        if not isinstance(data, Tensor) or not data.is_floating_point():
-            return data
-        return settled(data, exponent, degrees)
-
-    return mapped(wrap, function(*args, **kwargs))
+    result = function(*args, **kwargs)
+    return mapped(lambda data: settled(data, exponent, degrees) if _is_floating(data) else data, result)
 
 
 def rearranged(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Reshaping, indexing, copying of one flow: the operation itself; nothing grows, so nothing is rescaled."""
-    (source,) = flows((args, kwargs))
+    (flow,) = flows((args, kwargs))
 
     def wrap(data: Any) -> Any:
-        if not isinstance(data, Tensor) or isinstance(data, Flow):
-            return data
-        return as_flow(data, source.exponent, source.degrees)
+        fresh = isinstance(data, Tensor) and not isinstance(data, Flow)
+        return as_flow(data, flow.exponent, flow.degrees) if fresh else data
 
     return mapped(wrap, function(*args, **kwargs))
 
@@ -101,34 +95,35 @@ def positive(leaf: Any, dtype: torch.dtype) -> Any:
 
 def shift(constant: Tensor, dtype: torch.dtype, exponent: int) -> Tensor:
     """A constant that is added: absolute, at the given exponent, zero in a pass that follows inputs only."""
-    constant = constant.detach().to(dtype)
-    if not options().shifts:
+    constant, now = constant.detach().to(dtype), flow_pass()
+    if not now.options.shifts:
         return torch.zeros_like(constant)
-    findings().had_shifts = findings().had_shifts or anything(constant)
+    now.had_shifts = now.had_shifts or anything(constant)
     return scaled(constant.abs().nan_to_num(0.0, 0.0, 0.0), -exponent)
 
 
-def _enters(constant: Tensor, adds: bool) -> bool:
-    """Whether a constant is a source (a token, a table) and not a bias: one that is added varies in two dimensions."""
-    return not adds or sum(size > 1 for size in constant.shape) > 1
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
-    items = flows((args, kwargs))
+    """The arguments of a sum at one exponent: this exponent, the arguments, and the degrees of the sum."""
+    items, now = flows((args, kwargs)), flow_pass()
     exponent, dtype, degrees = common_exponent(items), items[0].dtype, either(items)
-    counted = any(
-        anything(unblocking(leaf))
-        for leaf in leaves((args, kwargs))
-        if isinstance(leaf, Tensor)
-        and not isinstance(leaf, Flow)
-        and leaf.is_floating_point()
-        and (options().sources if _enters(leaf, adds) else options().shifts)
-    )
-    if counted:
-        # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero). It brings terms
-        # that meet no weight.
-        exponent = max(exponent, 0)
-        degrees = None if degrees is None else (degrees[0] * 0, degrees[1])
+
+    def enters(constant: Tensor) -> bool:
+        """Whether it is a source (a token, a table) and not a bias: one that is added varies in two dimensions."""
+        return not adds or sum(size > 1 for size in constant.shape) > 1
+
+    for leaf in leaves((args, kwargs)):
+        if _is_floating(leaf) and not isinstance(leaf, Flow):
+            counts = now.options.sources if enters(leaf) else now.options.shifts
+            if counts and anything(unblocking(leaf)):
+                # A constant may outweigh the flow; then it sets the exponent (constants have exponent zero). It brings
+                # terms that meet no weight.
+                exponent = max(exponent, 0)
+                degrees = None if degrees is None else (degrees[0] * 0, degrees[1])
+                break
 
     def align(leaf: Any) -> Any:
         if isinstance(leaf, Flow):
@@ -136,9 +131,9 @@ def _aligned(args: Any, kwargs: Any, adds: bool) -> tuple[int, Any, Any, Any]:
                 # Only a flow that is zero everywhere is left out of the common exponent; scaling it up would give
                 # its gradient an infinite factor.
                 return leaf * 0.0
-            return leaf if leaf.exponent == exponent else scaled(leaf, leaf.exponent - exponent)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            return (source if _enters(leaf, adds) else shift)(leaf, dtype, exponent)
+            return scaled(leaf, leaf.exponent - exponent)
+        if _is_floating(leaf):
+            return (now.source if enters(leaf) else shift)(leaf, dtype, exponent)
         return leaf
 
     args, kwargs = mapped(align, (args, kwargs))
@@ -160,47 +155,45 @@ def add(function: Function, first: Any, second: Any, *, alpha: Any = 1, **_: Any
 
 def _unblocked(value: Any) -> tuple[Any, Tensor | None]:
     """Split an added constant into what adds and where it blocks."""
-    if isinstance(value, Flow) or not isinstance(value, Tensor) or not value.is_floating_point():
-        return value, None
-    mask = value <= BLOCKING
-    if not anything(mask):
-        return value, None
-    return value.masked_fill(mask, 0.0), mask
+    mask = value <= BLOCKING if _is_floating(value) and not isinstance(value, Flow) else None
+    return (value, None) if mask is None or not anything(mask) else (value.masked_fill(mask, 0.0), mask)
 
 
 def _tensor(value: Any, like: Any) -> Tensor:
     """Python numbers as tensors, so that a sum treats them like any constant."""
-    if isinstance(value, Flow) or (isinstance(value, Tensor) and value.is_floating_point()):
-        return value
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    known = isinstance(value, Flow) or _is_floating(value)
+    return value if known else torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
 def times(value: Any, factor: Any) -> Any:
     """A product of two things, each a flow, a constant or a number."""
     if not isinstance(value, Flow) and not isinstance(factor, Flow):
         return value * factor
-    value, factor = _weighty(value), _weighty(factor)
-    return product(torch.mul, value if isinstance(value, Tensor) else abs(value), factor)
+    return product(torch.mul, _weighty(value), _weighty(factor))
 
 
 def _weighty(value: Any) -> Any:
-    """A gain that is a parameter and the same tiny number everywhere (ReZero, layer scale) counts as one."""
-    if isinstance(value, Flow):
+    """A gain that is a parameter and the same tiny number everywhere (ReZero, layer scale) counts as one.
+
+    So it was initialised for its branch to do nothing at first.
+    """
+    if isinstance(value, Flow) or (isinstance(value, Tensor) and value.dtype == torch.bool):
         return value
-    if isinstance(value, torch.nn.Parameter) and value.numel() and is_switched_off(value):
-        note_zero_gain(tiny=bool(value.any()))
-        return torch.ones_like(value)
-    return abs(value) if not isinstance(value, Tensor) else value if value.dtype == torch.bool else value.abs()
+    if isinstance(value, torch.nn.Parameter) and value.numel():
+        first = value.detach().reshape(-1)[0]
+        if bool(first.abs() <= 1e-3) and bool((value == first).all()):
+            note_zero_gain(tiny=bool(value.any()))
+            return torch.ones_like(value)
+    return abs(value)
 
 
-def is_switched_off(gain: Tensor) -> bool:
-    """Whether a gain was initialised so that its branch does nothing at first: zero, or one tiny number, everywhere."""
-    first = gain.detach().reshape(-1)[0]
-    return bool(first.abs() <= 1e-3) and bool((gain == first).all())
+def at_one(x: Any) -> Any:
+    """A gate that is one where flow arrives, so that a product of many (a scan over time) is one as well."""
+    return x / x if isinstance(x, Flow) else x
 
 
 def note_zero_gain(tiny: bool = False) -> None:
     """Remember, for the certificate, that a gain that is switched off counted as one."""
     mode = active_mode()
     size = "tiny" if tiny else "zero"
-    mode.flow_pass.found.notes[f"{mode.where()}: a gain that is {size} everywhere counts as one"] = None
+    mode.flow_pass.notes[f"{mode.where()}: a gain that is {size} everywhere counts as one"] = None

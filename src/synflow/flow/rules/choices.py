@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 
 from ...support.nested import leaves, mapped
-from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite
-from ..tensor import BLOCKING, Choice, Flow
-from .basic import add, homogeneous, product, rearranged
+from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite, stand_in
+from ..tensor import BLOCKING, Choice, Flow, unblocking
+from .basic import add, at_one, homogeneous, product, rearranged
 
 # Multiples of the golden section, modulo one, are the most evenly spread.
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-@composite
-def gate_at_one(function: Function, x: Any, *_: Any, **__: Any) -> Any:
-    """x over its own value: one where flow arrives, so that a product of many (a scan over time) is one as well."""
-    return x / x
+gate_at_one = stand_in(lambda x, *_, **__: at_one(x))
 
 
 def compare(function: Function, *args: Any, **kwargs: Any) -> Choice:
@@ -74,8 +71,7 @@ def either_side(function: Function, condition: Any, first: Any = None, second: A
 
 def _spread(side: Any, like: Tensor, shape: torch.Size) -> Tensor:
     """A constant side: absolute, zero where it blocks, in the shape of the choice."""
-    constant = torch.as_tensor(side, device=like.device).to(like.dtype)
-    constant = constant.masked_fill(constant <= BLOCKING, 0.0).abs()
+    constant = unblocking(torch.as_tensor(side, device=like.device).to(like.dtype)).abs()
     return constant.expand(torch.broadcast_shapes(constant.shape, shape))
 
 
@@ -165,9 +161,8 @@ def statistic(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
     if dim is None and function.__name__ != "kthvalue":
         return homogeneous(torch.mean, x)
     mean = homogeneous(torch.mean, x, -1 if dim is None else dim, keepdim)
-    if "quantile" in function.__name__:
-        return mean
-    return torch.return_types.median((mean, position(function, x, -1 if dim is None else dim, keepdim)))
+    where = position(function, x, -1 if dim is None else dim, keepdim)
+    return mean if "quantile" in function.__name__ else torch.return_types.median((mean, where))
 
 
 def cast_choice(function: Function, choice: Choice, *args: Any, **kwargs: Any) -> Any:

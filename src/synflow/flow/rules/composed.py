@@ -1,22 +1,22 @@
-"""Rules written in torch operations on flows: distances, losses, sums of logarithms, complex numbers, experts."""
+"""Distances, losses, sums of logarithms, complex numbers, experts, Fourier transforms.
+
+Most of these rules are written in torch operations on flows.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..dispatch import Function, Rule, composite, stand_in
+from ..dispatch import Function, NoRuleError, Rule, composite, stand_in
 from ..tensor import Flow, fixed
-from .basic import rearranged
+from .basic import at_one, rearranged, settled
 from .choices import even_order
-
-
-def at_one(x: Any) -> Any:
-    """A gate that is one where flow arrives, so that a product of many (a scan over time) is one as well."""
-    return x / x if isinstance(x, Flow) else x
 
 
 def loss(function: Function, x: Any, *args: Any, reduction: str = "mean", **named: Any) -> Any:
@@ -86,6 +86,34 @@ def deformable(x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings
     return result + bias[:, None, None]
 
 
+def transform(
+    function: Function, x: Flow, size: Any = None, dim: Any = None, norm: str | None = None, **named: Any
+) -> Any:
+    """A Fourier transform: all its coefficients have the absolute value one, so each output is the sum of all inputs.
+
+    Forward or inverse, of real or complex data; the flow stays real.
+    """
+    name, size = function.__name__, named.get("n", named.get("s", size))
+    if dim is None:
+        length = len(size) if isinstance(size, (tuple, list)) else x.dim()
+        over: Any = range(-length, 0) if name.endswith("n") else (-2, -1) if name.endswith("2") else -1
+    else:
+        over = dim
+    dims = [axis % x.dim() for axis in ([over] if isinstance(over, int) else over)]
+    zeros = torch.zeros_like(fixed(x))
+    inverse, halves = "ifft" in name or "irfft" in name, "irfft" in name
+    where = {} if dim is None else {"dim": dim}
+    shape = function(zeros.to(torch.complex64) if halves else zeros, size, norm=norm, **where).shape
+    points = math.prod((shape if halves else x.shape)[axis] for axis in dims)
+    if size is not None and not halves and math.prod([size] if isinstance(size, int) else size) != points:
+        raise NoRuleError(f"no rule for {name!r} of fewer or more points than there are; pad or cut before it")
+    unscaled = "forward" if inverse else "backward"
+    by = {unscaled: 1.0, "ortho": math.sqrt(points)}.get(norm or "backward", float(points))
+    total = x.as_subclass(Tensor).sum(dims, keepdim=True) / by
+    return settled(total.expand(shape).contiguous(), x.exponent, x.degrees)
+
+
+_FOURIER = [f"fft_{kind}{dims}" for kind in ("fft", "ifft", "rfft", "irfft") for dims in ("", "2", "n")]
 _LOSSES = """
 cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
 kl_div ctc_loss poisson_nll_loss gaussian_nll_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
@@ -128,6 +156,7 @@ _STAND_INS: dict[str, Rule] = {
 
 TABLE: dict[str, Rule] = {
     "grid_sample": sampled,
+    **dict.fromkeys(_FOURIER, transform),
     **dict.fromkeys(_LOSSES, composite(loss)),
     **dict.fromkeys(("cdist", "pairwise_distance", "dist"), composite(distance)),
     **{name: stand_in(rule) for names, rule in _STAND_INS.items() for name in names.split()},

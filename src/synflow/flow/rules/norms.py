@@ -44,7 +44,7 @@ def _by_mean_flow(x: Flow, variance: Tensor | None, weight: Tensor | None, bias:
     A scale per channel would keep every unit alive. The pass finds the scale under the id of the running variance.
     """
     mean = fixed(x).mean()
-    active_mode().flow_pass.found.mean_flows[id(variance)] = (mean.as_subclass(Tensor), x.exponent)
+    active_mode().flow_pass.mean_flows[id(variance)] = (mean.as_subclass(Tensor), x.exponent)
     inverse = reciprocal(torch.reciprocal, as_flow(mean, x.exponent))
     data, shape, gamma = x.as_subclass(Tensor) * fixed(inverse), [-1] + [1] * (x.dim() - 2), _gain(weight)
     if gamma is not None:

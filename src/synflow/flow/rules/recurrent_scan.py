@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import SynflowError
 from ...support.private_torch import DisableTorchFunction
-from ..dispatch import active_mode, findings, options
+from ..dispatch import flow_pass, options
 from ..tensor import WINDOW, Flow, as_flow, fixed, peak, saturated, scaled
 from .basic import settled, shift
 
@@ -27,57 +27,69 @@ from .basic import settled, shift
 PARTS = {"lstm": 4, "gru": 3, "rnn": 1}
 # Which of the parts makes the candidate.
 NEW = {"lstm": 2, "gru": 2, "rnn": 0}
-
-
 # A flow that grows by so many powers of two over time leaves nothing of its first steps beside the last in float32.
 FADES = 100
 
 
-def can_scan(x: Any, h: Any, c: Any, *biases: Any) -> bool:
+def by_role(kind: str, gates: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """The gates that keep, take, reset and show (see `recurrent`); None where a layer has no such gate."""
+    if kind == "lstm":
+        return gates[1], gates[0], None, gates[3]
+    return (gates[1], gates[1], gates[0], None) if kind == "gru" else (None, None, None, None)
+
+
+def can_scan(x: Any, h: Any, m: Any, *biases: Any) -> bool:
     """Whether a layer is of the usual kind; others (traced passes, pruned biases, constant states) go step by step."""
-    asked, now = options(), active_mode().flow_pass
-    if not (asked.divide or asked.saturate) or asked.shared or now.watched is not None or not isinstance(x, Flow):
+    asked = options()
+    if not (asked.divide or asked.saturate) or asked.shared or flow_pass().watched is not None:
         return False
-    if any(isinstance(bias, Flow) for bias in biases) or not len(x):
+    if not isinstance(x, Flow) or not len(x) or any(isinstance(bias, Flow) for bias in biases):
         return False
-    return not any(isinstance(s, Tensor) and not isinstance(s, Flow) and bool(s.any()) for s in (h, c))
+    return not any(isinstance(s, Tensor) and not isinstance(s, Flow) and bool(s.any()) for s in (h, m))
 
 
-def scan(kind: str, x: Flow, h: Any, c: Any, ih: Any, hh: Any, b_ih: Any, b_hh: Any) -> tuple[Any, Any, Any]:
-    """The states after each step of time, and the last ones."""
+def scan(kind: str, x: Flow, h: Any, m: Any, ih: Any, hh: Any, b_ih: Any, b_hh: Any) -> tuple[Any, Any, Any]:
+    """What is shown after each step of time, and the last states."""
     _refuse_faded(x)
-    inputs: Any = F.linear(x, ih, b_ih)
-    if kind != "rnn" and not options().saturate:
-        findings().note_bend()
-        findings().loose = findings().loose or len(x) > 1 or isinstance(h, Flow)
-    start = max([inputs.exponent, *(state.exponent for state in (h, c) if isinstance(state, Flow))])
+    inputs, now = F.linear(x, ih, b_ih), flow_pass()
+    assert isinstance(inputs, Flow)
+    dtype, start = inputs.dtype, max(flow.exponent for flow in (inputs, h, m) if isinstance(flow, Flow))
+    if kind != "rnn" and not now.options.saturate:
+        now.note_bend()
+        now.loose = now.loose or len(x) > 1 or isinstance(h, Flow)
     with DisableTorchFunction():
-        first = [_at(state, start, inputs.dtype) for state in (h, c) if state is not None]
-        bias = None if b_hh is None else shift(b_hh, inputs.dtype, 0)
-        states = _found(kind, inputs, first, _absolute(hh, inputs.dtype), bias, start)
-    grown = states.exponents[-1] - start
-    if grown > FADES and inputs.dtype != torch.float64:
-        findings().faded = max(findings().faded, grown)
-    if not torch.is_grad_enabled():
-        return _results(states, torch.stack(states.hidden[1:]), states.cells[-1:])
-    own: Any = F.linear(as_flow(torch.stack(states.hidden[:-1])), hh)  # one layer, whose inputs have no gradient
-    with DisableTorchFunction():
-        rows = _rows(inputs.as_subclass(Tensor), inputs.exponent, states.exponents[:-1])
-        sent = scaled(own.as_subclass(Tensor), own.exponent)
-        sent = sent if bias is None else sent + _rows(bias.expand_as(sent), 0, states.exponents[:-1])
-        gates = () if kind == "rnn" else _gates(rows + sent).chunk(PARTS[kind], -1)
-        new, old = (tensor.chunk(PARTS[kind], -1)[NEW[kind]] for tensor in (rows, sent))
-        weight = _absolute(hh, rows.dtype).chunk(PARTS[kind])[NEW[kind]]
-        output, *cell = _Scan.apply(kind, states, weight, new, old, *first, *gates)
-        return _results(states, output, cell)
+        # Constant states are zero.
+        first = [
+            scaled(s.as_subclass(Tensor), s.exponent - start) if isinstance(s, Flow) else s.detach().to(dtype)
+            for s in (h, m)
+        ]
+        bias = None if b_hh is None else shift(b_hh, dtype, 0)
+        weight = (fixed(hh) if isinstance(hh, Flow) else hh.detach().abs()).to(dtype)
+        states = _found(kind, inputs, first, weight, bias, start)
+    end = states.exponents[-1]
+    if end - start > FADES and dtype != torch.float64:
+        now.faded = max(now.faded, end - start)
+    shown, memory = torch.stack(states.shown[1:]), states.memory[-1]
+    if torch.is_grad_enabled():
+        own: Any = F.linear(as_flow(torch.stack(states.shown[:-1])), hh)  # one layer, whose inputs have no gradient
+        with DisableTorchFunction():
+            rows = _rows(inputs.as_subclass(Tensor), inputs.exponent, states.exponents[:-1])
+            sent = scaled(own.as_subclass(Tensor), own.exponent)
+            sent = sent if bias is None else sent + _rows(bias.expand_as(sent), 0, states.exponents[:-1])
+            new, old = (tensor.chunk(PARTS[kind], -1)[NEW[kind]] for tensor in (rows, sent))
+            gates = () if kind == "rnn" else _gates(rows + sent).chunk(PARTS[kind], -1)
+            given = weight.chunk(PARTS[kind])[NEW[kind]], new, old, *first, *by_role(kind, gates)
+            shown, memory = _Scan.apply(states, *given)
+    last = as_flow(shown[-1], end)
+    return settled(_rows(shown, 0, [end - e for e in states.exponents[1:]]), end), last, as_flow(memory, end)
 
 
 def _refuse_faded(x: Flow) -> None:
     """A layer on another one, whose first steps of time are lost beside its last: its scores would be wrong."""
-    grown = findings().faded
+    grown = flow_pass().faded
     if not grown:
         return
-    tops = fixed(x).detach().flatten(1).amax(1)
+    tops = fixed(x).flatten(1).amax(1)
     if bool(tops.min() < tops.max() * 2.0**-FADES):
         raise SynflowError(
             f"the flow through a recurrent layer grows by 2^{grown} over {len(x)} steps of time, more than "
@@ -88,16 +100,12 @@ def _refuse_faded(x: Flow) -> None:
 
 @dataclass
 class _States:
-    """The states before the first step and after each, with their exponents; cells are those of an LSTM."""
+    """The states before the first step and after each, with their exponents."""
 
-    hidden: list[Tensor]
-    cells: list[Tensor]
+    shown: list[Tensor]
+    memory: list[Tensor]
     exponents: list[int]
     saturate: bool
-
-    def power(self, step: int) -> float:
-        """The factor that states were scaled with after a step."""
-        return _power(self.exponents[step] - self.exponents[step + 1])
 
     def cut(self, data: Tensor) -> Tensor:
         """In the booleans one where data is positive."""
@@ -107,116 +115,71 @@ class _States:
 @torch.no_grad()
 def _found(kind: str, inputs: Flow, first: list[Tensor], weight: Tensor, bias: Tensor | None, start: int) -> _States:
     """The states of all steps, without gradients; a gate is one where flow arrives."""
-    states = _States([first[0].detach()], [state.detach() for state in first[1:]], [start], options().saturate)
-    data, weight = fixed(inputs), weight.T.contiguous()
+    states = _States([first[0].detach()], [first[1].detach()], [start], options().saturate)
+    data, weight, parts, new = fixed(inputs), weight.T.contiguous(), PARTS[kind], NEW[kind]
     rows: Sequence[Tensor] = ()
     for step in range(len(data)):
-        now, h = states.exponents[-1], states.hidden[-1]
+        now = states.exponents[-1]
         if not rows or now != states.exponents[-2]:
             rows = [*data[:step], *(data[step:] * _power(inputs.exponent - now))]
             constant = None if bias is None else bias * _power(-now)
-        own = h @ weight if constant is None else h @ weight + constant
+        own = states.shown[-1] @ weight
+        own = own if constant is None else own + constant
         x = rows[step] + own
-        if kind == "rnn":
-            h = x
-        else:
-            gates, new = (x > 0).to(x.dtype).chunk(PARTS[kind], -1), x.chunk(PARTS[kind], -1)[2]
-        if kind == "gru":
-            old, inner = own.chunk(3, -1)[2], rows[step].chunk(3, -1)[2]
-            h = gates[1] * (inner + gates[0] * old + h)
-        if kind == "lstm":
-            states.cells.append(states.cut(gates[1] * states.cells[-1] + gates[0] * new))
-            h = gates[3] * states.cells[-1]
-        states.hidden.append(states.cut(h))
-        _rescale(states, now)
+        keep, take, reset, show = by_role(kind, () if kind == "rnn" else (x > 0).to(x.dtype).chunk(parts, -1))
+        memory = x.chunk(parts, -1)[new]
+        if reset is not None:
+            memory = rows[step].chunk(parts, -1)[new] + reset * own.chunk(parts, -1)[new]
+        if take is not None:
+            memory = keep * states.memory[-1] + take * memory
+        memory = states.cut(memory)
+        top = peak(memory)
+        if not math.isfinite(top):
+            raise FloatingPointError(f"the flow became {top} (exponent {now})")
+        # If the states have grown, an exponent at which they are near one.
+        power = math.frexp(top)[1] if math.frexp(top)[1] > WINDOW else 0
+        memory = scaled(memory, -power)
+        states.memory.append(memory)
+        states.shown.append(memory if show is None else show * memory)
+        states.exponents.append(now + power)
     return states
 
 
-def _rescale(states: _States, now: int) -> None:
-    """Give the last states an exponent at which they are near one, if they have grown."""
-    last = [states.hidden, states.cells] if states.cells else [states.hidden]
-    top = peak(last[-1][-1])
-    if not math.isfinite(top):
-        raise FloatingPointError(f"the flow became {top} (exponent {now})")
-    power = math.frexp(top)[1]
-    states.exponents.append(now + power if power > WINDOW else now)
-    if power > WINDOW:
-        for items in last:
-            items[-1] = scaled(items[-1], -power)
-
-
 class _Scan(torch.autograd.Function):
-    """States with a gradient: h' = g (LSTM: o c', c' = f c + i g; GRU: z (n + r u + h)), g = n + u, u = U h."""
+    """The states with a gradient; the arguments after the first two are those of the formula in `recurrent`."""
 
     @staticmethod
-    def forward(ctx: Any, kind: str, states: _States, weight: Tensor, *given: Tensor) -> Any:
-        ctx.kind, ctx.states, ctx.weight = kind, states, weight
-        ctx.given = [tensor.detach() for tensor in given]
-        return torch.stack(states.hidden[1:]), *states.cells[-1:]
+    def forward(ctx: Any, states: _States, weight: Tensor, *given: Tensor | None) -> Any:
+        ctx.states, ctx.weight = states, weight
+        ctx.given = [None if tensor is None else tensor.detach() for tensor in given]
+        # A copy: what a function returns refers to it, and so to the states.
+        return torch.stack(states.shown[1:]), states.memory[-1].clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        back = {"lstm": _back_lstm, "gru": _back_gru, "rnn": _back_rnn}[ctx.kind]
-        return None, None, None, *back(ctx.states, ctx.weight, *gradients, *ctx.given)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (new, old, _, _, keep, take, reset, show), states = ctx.given, ctx.states
+        into, memory = gradients
+        carry, shown, sent = torch.zeros_like(into[0]), [], []
 
+        def gated(gate: Tensor | None, step: Any, data: Tensor) -> Tensor:
+            return data if gate is None else gate[step] * data
 
-def _back_rnn(states: _States, weight: Tensor, into: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-    carry, found = torch.zeros_like(into[0]), []
-    for step in reversed(range(len(into))):
-        found.append((into[step] + carry) * states.power(step))
-        carry = states.cut(found[-1] @ weight)
-    new = torch.stack(found[::-1])
-    return new, new, carry
-
-
-def _back_gru(
-    states: _States, weight: Tensor, into: Tensor, new: Tensor, old: Tensor, _: Tensor, *gates: Tensor
-) -> tuple[Any, ...]:
-    reset, update = gates[:2]
-    carry, found = torch.zeros_like(into[0]), []
-    for step in reversed(range(len(into))):
-        found.append((into[step] + carry) * states.power(step))
-        inner = update[step] * found[-1]
-        carry = states.cut(inner + (reset[step] * inner) @ weight)
-    sent = torch.stack(found[::-1])
-    inner = update * sent
-    whole = new + reset * old + torch.stack(states.hidden[:-1])
-    return inner, reset * inner, carry, old * inner, whole * sent, None
-
-
-def _back_lstm(
-    states: _States, weight: Tensor, into: Tensor, last: Tensor, new: Tensor, old: Tensor, *given: Tensor
-) -> tuple[Any, ...]:
-    _, _, take, keep, _, show = given
-    carry, cell, found, shown = torch.zeros_like(into[0]), last, [], []
-    for step in reversed(range(len(into))):
-        shown.append(into[step] + carry)
-        found.append(torch.addcmul(cell, show[step], shown[-1]) * states.power(step))
-        carry = states.cut((take[step] * found[-1]) @ weight)
-        cell = states.cut(keep[step] * found[-1])
-    sent, seen = torch.stack(found[::-1]), torch.stack(shown[::-1])
-    before, after = torch.stack(states.cells[:-1]), torch.stack(states.cells[1:])
-    candidate = take * sent
-    return candidate, candidate, carry, cell, (new + old) * sent, before * sent, None, after * seen
-
-
-def _results(states: _States, output: Tensor, cell: Sequence[Tensor]) -> tuple[Any, Any, Any]:
-    """All hidden states, and the last ones, at the exponent of the last."""
-    end = states.exponents[-1]
-    last = as_flow(output[-1], end)
-    whole = settled(_rows(output, 0, [end - exponent for exponent in states.exponents[1:]]), end)
-    return whole, last, as_flow(cell[0].clone(), end) if cell else None
-
-
-def _at(state: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """A state at an exponent; a constant one is zero."""
-    if isinstance(state, Flow):
-        return scaled(state.as_subclass(Tensor), state.exponent - exponent)
-    return state.detach().to(dtype)
-
-
-def _absolute(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return (fixed(weight) if isinstance(weight, Flow) else weight.detach().abs()).to(dtype)
+        for step in reversed(range(len(into))):
+            shown.append(into[step] + carry)
+            back = gated(show, step, shown[-1])
+            back = back if memory is None else memory + back
+            sent.append(scaled(back, states.exponents[step] - states.exponents[step + 1]))
+            carry = states.cut(gated(reset, step, gated(take, step, sent[-1])) @ ctx.weight)
+            memory = None if keep is None else states.cut(keep[step] * sent[-1])
+        seen, through, every = torch.stack(shown[::-1]), torch.stack(sent[::-1]), slice(None)
+        inner = gated(take, every, through)
+        return (
+            None, None, inner, gated(reset, every, inner), carry, memory,
+            None if keep is None else torch.stack(states.memory[:-1]) * through,
+            None if take is None else (new + gated(reset, every, old)) * through,
+            None if reset is None else old * inner,
+            None if show is None else torch.stack(states.memory[1:]) * seen,
+        )  # fmt: skip
 
 
 def _power(exponent: int) -> float:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...support.nested import leaves, mapped
-from ..dispatch import Function, NoRuleError, Rule, active_mode, findings, options
+from ..dispatch import Function, NoRuleError, Rule, active_mode, flow_pass, options
 from ..tensor import BLOCKING, Flow, as_flow, either, fixed, flows, scaled, unblocking
 from .basic import by_name, homogeneous, identity, rearranged, shift
 
@@ -151,54 +151,56 @@ def copy(function: Function, target: Tensor, source: Any, *_: Any, **__: Any) ->
     return target
 
 
-def maximum_pool(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Max pooling as it is; in the booleans flow passes from anywhere in the window."""
-    if not options().saturate:
-        findings().note_bend()
-        return homogeneous(function, x, *args, **kwargs)
-    given = by_name("kernel_size stride padding dilation ceil_mode return_indices", args, kwargs)
+def largest(support: Rule) -> Rule:
+    """A maximum as it is; in the booleans, where flow passes from anywhere, by a rule that gives its support."""
+
+    def rule(function: Function, *args: Any, **kwargs: Any) -> Any:
+        function = _LARGEST.get(function.__name__, function)
+        if options().saturate:
+            return support(function, *args, **kwargs)
+        flow_pass().note_bend()
+        return homogeneous(function, *args, **kwargs)
+
+    return rule
+
+
+def window(
+    function: Function, x: Flow, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """Max pooling in the booleans: the sum over the window."""
     dims = int(function.__name__.replace("_with_indices", "")[-2])
-    given = {"stride": None, "padding": 0, "dilation": 1, **given}
-    given["stride"] = given["stride"] or given["kernel_size"]
-    settings = [given[name] for name in ("kernel_size", "stride", "padding", "dilation")]
-    settings = [tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims for value in settings]
-    kernel, stride, _, dilation = settings
+    settings = [
+        tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
+        for value in (kernel_size, stride or kernel_size, padding, dilation)
+    ]
     pool, convolution = getattr(F, f"max_pool{dims}d"), getattr(F, f"conv{dims}d")
-    shape, spatial = pool(torch.zeros_like(fixed(x)), *settings, given.get("ceil_mode", False)).shape, x.shape[-dims:]
-    widths: list[int] = []
+    shape, spatial = pool(torch.zeros_like(fixed(x)), *settings, ceil_mode).shape, x.shape[-dims:]
+    widths: list[int] = []  # with as much at the end as the last window needs
     for size, out, k, s, p, d in reversed(list(zip(spatial, shape[-dims:], *settings, strict=True))):
         widths += [p, max(0, (out - 1) * s + d * (k - 1) + 1 - size - p)]
-    ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
+    ones = torch.ones(1, 1, *settings[0], dtype=x.dtype, device=x.device)
     planes = F.pad(x.reshape(-1, 1, *spatial), widths)
-    counted = convolution(planes, ones, stride=stride, dilation=dilation)
-    window = (slice(None), slice(None), *(slice(0, n) for n in shape[-dims:]))
-    counted = counted[window].reshape(shape)
+    counted = convolution(planes, ones, stride=settings[1], dilation=settings[3]).reshape(shape)
     return homogeneous(torch.clone, as_flow(counted, x.exponent, x.degrees))
 
 
-def adaptive_maximum_pool(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Adaptive max pooling; in the booleans the average has the same support."""
-    if not options().saturate:
-        findings().note_bend()
-        return homogeneous(function, x, *args, **kwargs)
-    average = getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", ""))
-    return homogeneous(average, x, args[0] if args else kwargs["output_size"])
+def average(function: Function, x: Flow, output_size: Any, return_indices: bool = False) -> Any:
+    """Adaptive max pooling in the booleans."""
+    return homogeneous(getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", "")), x, output_size)
 
 
-def maximum(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """max, amax, maximum, and min as max (a sign does not count); in the booleans a sum has the same support."""
-    function = _LARGEST.get(function.__name__, function)
-    if not options().saturate:
-        findings().note_bend()
-        return homogeneous(function, x, *args, **kwargs)
+def total(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
+    """max, amax, maximum in the booleans: a sum."""
     if (args and isinstance(args[0], Tensor)) or flows(kwargs):
         return homogeneous(torch.add, x, *args, **kwargs)
-    total = homogeneous(torch.sum, x, *args, **kwargs)
+    found = homogeneous(torch.sum, x, *args, **kwargs)
     if function.__name__ == "max" and (args or "dim" in kwargs):
-        return torch.return_types.max((total, torch.zeros_like(total, dtype=torch.long)))
-    return total
+        return torch.return_types.max((found, torch.zeros_like(found, dtype=torch.long)))
+    return found
 
 
+# A least entry counts as the largest: a sign does not count.
 _LARGEST: dict[str, Any] = {"min": torch.max, "amin": torch.amax, "minimum": torch.maximum, "fmin": torch.maximum}
 
 
@@ -224,9 +226,9 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(("sum", "mean", "nanmean"), reduced),
     **dict.fromkeys(("view_as", "expand_as", "reshape_as"), like),
     **dict.fromkeys(("to", "type", "float", "double", "half", "bfloat16", "type_as", "cpu", "cuda"), cast),
-    **dict.fromkeys(("max", "amax", "maximum", "fmax", "min", "amin", "minimum", "fmin"), maximum),
-    **{f"max_pool{n}d{end}": maximum_pool for n in (1, 2, 3) for end in ("", "_with_indices")},
-    **{f"adaptive_max_pool{n}d": adaptive_maximum_pool for n in (1, 2, 3)},
+    **dict.fromkeys(("max", "amax", "maximum", "fmax", "min", "amin", "minimum", "fmin"), largest(total)),
+    **{f"max_pool{n}d{end}": largest(window) for n in (1, 2, 3) for end in ("", "_with_indices")},
+    **{f"adaptive_max_pool{n}d": largest(average) for n in (1, 2, 3)},
     **dict.fromkeys(("scatter_reduce", "index_reduce", "segment_reduce"), reduce_into),
     "interpolate": interpolate,
     "pad": pad,
