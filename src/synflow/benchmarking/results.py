@@ -74,15 +74,11 @@ class Benchmark:
         width = 0.8 / max(map(len, members.values()))
         for variant in variants:
             bars = [t for t in self.timings if t.variant == variant]
-            dense = [next(d.seconds for d in self.timings if (d.task, d.batch) == (t.task, t.batch)) for t in bars]
-            heights = [t.seconds / d for t, d in zip(bars, dense, strict=True)]
-            errors = [
-                [(t.seconds - t.low) / d for t, d in zip(bars, dense, strict=True)],
-                [(t.high - t.seconds) / d for t, d in zip(bars, dense, strict=True)],
-            ]
+            below = [(1 - t.low / t.seconds) / t.ratio for t in bars]
+            above = [(t.high / t.seconds - 1) / t.ratio for t in bars]
             places = [(groups.index((t.task, t.batch)), members[t.task, t.batch]) for t in bars]
             x = [group + (names.index(variant) - (len(names) - 1) / 2) * width for group, names in places]
-            axes.bar(x, heights, width * 0.95, yerr=errors, label=variant, capsize=2)
+            axes.bar(x, [1 / t.ratio for t in bars], width * 0.95, yerr=[below, above], label=variant, capsize=2)
         axes.set_xticks(range(len(groups)), [f"{task}\nbatch {batch}" for task, batch in groups])
         axes.set_ylabel("time, dense = 1")
         figure.legend(loc="outside right upper")

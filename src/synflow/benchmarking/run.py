@@ -6,14 +6,15 @@ Training steps run with the masks attached, inference with the masks baked in, a
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -21,21 +22,22 @@ from tqdm.auto import tqdm
 
 from ..compaction import compact
 from ..compaction.cut.surgery import tensors
-from ..errors import check_flag, check_function, need
+from ..compaction.record.tape import tensors_in
+from ..errors import SynflowError, brief, check_flag, check_function, need
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
 from ..network.flops import flops
-from ..network.private_copy import move, whole_copy
+from ..network.private_copy import arguments, move, whole_copy
 from ..support import memory
 from ..support.memory import peak_memory
 from ..support.torch_modes import with_gradients
-from .checks import check_counts, check_runs
 from .results import Benchmark, Size, Timing
 from .tasks import INFERENCE, TRAINING, Plan, Run, each, enlarged, inference_tasks, mean_square, training_run
 
 __all__ = ["bench", "clocked"]
 
 SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
+MOST = 100_000  # repeats, warm-up rounds and threads that can be asked for: more is a typing error
 
 
 @with_gradients
@@ -68,7 +70,7 @@ def bench(
     lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
     form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
     """
-    check_counts(repeats, warmup, threads, train_batches, inference_batches)
+    _check_counts(repeats, warmup, 1 if threads is None else threads, train_batches, inference_batches)
     check_flag("progress", progress)
     if loss is not None:
         check_function("loss", loss, "(outputs) -> tensor")
@@ -78,7 +80,7 @@ def bench(
         variants = _variants(model, masks, example, small, channels_last)
         device = next(model.parameters()).device
         for name, variant in variants.items():
-            check_runs(name, variant, move(example, device), loss or mean_square)
+            _check_runs(name, variant, move(example, device), loss or mean_square)
         inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
         with tempfile.TemporaryDirectory() as folder:
             files = {}
@@ -97,6 +99,39 @@ def bench(
             "compile": compile, "repeats": repeats, "torch": str(torch.__version__),
         }  # fmt: skip
     return Benchmark(tuple(timings), tuple(sizes.values()), peaks, settings)
+
+
+def _check_counts(repeats: Any, warmup: Any, threads: Any, *batches: Any) -> None:
+    for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("threads", threads, 1)):
+        if not _is_whole(count) or not least <= count <= MOST:
+            raise SynflowError(f"{name} must be at least {least}, a whole number up to {MOST}, got {brief(count)}")
+    for sizes in batches:
+        if not isinstance(sizes, Sequence) or not all(_is_whole(size) and size >= 1 for size in sizes):
+            raise SynflowError(f"batch sizes must be a list of whole numbers of at least 1, got {brief(sizes)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_runs(name: str, model: nn.Module, example: Any, loss: Callable[[Any], Any]) -> None:
+    """Refuse an example, a network or a loss that fails when it is run."""
+    shapes = [tuple(tensor.shape) for tensor in tensors_in(example)]
+    empty = [shape for shape in shapes if shape and not shape[0]]
+    if empty:
+        raise SynflowError(f"the example has a tensor of shape {empty[0]}, which holds nothing; give a batch of one")
+    try:
+        args, kwargs = arguments(example)
+        with torch.no_grad():
+            value = loss(whole_copy(model).eval()(*args, **kwargs))
+    except Exception as cause:
+        raise SynflowError(
+            f"the {name} network, or the loss of its outputs, fails on an example of shape "
+            f"{', '.join(map(str, shapes)) or 'none'}: {type(cause).__name__}: {cause}; "
+            "pass an example that the model takes"
+        ) from cause
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise SynflowError(f"loss must return a tensor with one element, got {brief(value)}")
 
 
 def _variants(
@@ -131,10 +166,9 @@ def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> It
                 except KeyboardInterrupt as stop:
                     raise KeyboardInterrupt(f"after {turn} of {repeats} rounds of {task}, batch {size}") from stop
                 bar.update()
-            dense = statistics.median(seconds["dense"])
-            for name, values in seconds.items():
-                low, middle, high = _quartiles(values)
-                yield Timing(task, size, name, middle, low, high, dense / middle)
+            quartiles = {name: np.quantile(values, (0.25, 0.5, 0.75)).tolist() for name, values in seconds.items()}
+            for name, (low, middle, high) in quartiles.items():
+                yield Timing(task, size, name, middle, low, high, quartiles["dense"][1] / middle)
 
 
 def clocked(run: Run, loops: int) -> float:
@@ -150,13 +184,6 @@ def clocked(run: Run, loops: int) -> float:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
 
 
 def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]:
