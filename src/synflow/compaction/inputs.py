@@ -17,8 +17,8 @@ __all__ = ["inputs_like", "resized", "shortened"]
 LARGE = 100_000  # numbers in an example, from which on no longer one is tried
 
 
-def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype = torch.float64) -> Any:
-    """The example, or random numbers of the same shape in place of its floating tensors, in double precision."""
+def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype | None = torch.float64) -> Any:
+    """The example, or random numbers in place of its floating tensors; without a `dtype` each keeps its own."""
     generator = torch.Generator().manual_seed(seed or 0)
 
     def convert(leaf: Any) -> Any:
@@ -29,9 +29,8 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dt
             leaf = leaf.repeat_interleave(repeat, 0)
         if not leaf.is_floating_point():
             return leaf
-        if seed is None:
-            return leaf.to(dtype)
-        return torch.randn(leaf.shape, generator=generator, dtype=dtype)
+        own = leaf.dtype if dtype is None else dtype
+        return leaf.to(own) if seed is None else torch.randn(leaf.shape, generator=generator, dtype=own)
 
     return pytree.tree_map(convert, _plain(example))
 

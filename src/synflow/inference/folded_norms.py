@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Literal, TypeVar, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import BATCH_NORMS
@@ -20,7 +20,7 @@ from ..masks.attach import bake
 from ..network.private_copy import whole_copy
 from ..support import memory
 from ..support.torch_modes import plain_tensors
-from .freezing import choose_forms, pack, reshape
+from .freezing import choose_forms, pack, replace, reshape
 from .freezing import freeze as freeze_graph
 from .recorded_run import RecordedRun, record
 
@@ -29,9 +29,8 @@ __all__ = ["for_inference"]
 Model = TypeVar("Model", bound=nn.Module)
 
 # Exactly these: a layer made of one of them may do more than it.
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_LAYERS = (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -110,11 +109,10 @@ def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
         if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
             continue
         layer = seen.makers.get(norm.inputs[0])
-        if layer is None or seen.reads[norm.inputs[0]] > 1:
+        if layer is None or seen.reads[norm.inputs[0]] > 1 or type(model.get_submodule(layer.module)) not in _LAYERS:
             continue
-        if not seen.alone(model, layer.module) or not seen.alone(model, norm.module):
-            continue
-        if type(model.get_submodule(layer.module)) in _LAYERS and _after(model.get_submodule(norm.module)) is not None:
+        both_alone = seen.alone(model, layer.module) and seen.alone(model, norm.module)
+        if both_alone and _after(model.get_submodule(norm.module)) is not None:
             found.append((layer.module, norm.module))
     return found
 
@@ -132,22 +130,19 @@ def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
     for path, norm_path in pairs:
         layer: Any = model.get_submodule(path)
         norm: Any = model.get_submodule(norm_path)
-        weight: Tensor = layer.weight
-        gain = (norm.running_var.double() + norm.eps).rsqrt()
-        if norm.weight is not None:
-            gain = gain * norm.weight.double()
-        shift = -norm.running_mean.double() if layer.bias is None else layer.bias.double() - norm.running_mean.double()
-        shift = shift * gain if norm.bias is None else shift * gain + norm.bias.double()
+        dtype, weight = layer.weight.dtype, layer.weight.double()
+        gain = (norm.running_var.double() + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight.double())
+        shift = gain * ((0 if layer.bias is None else layer.bias.double()) - norm.running_mean.double())
         if isinstance(layer, _TRANSPOSED):  # outputs are counted per group, in the second dimension
             per_group = gain.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
-            rows = weight.double().unflatten(0, (layer.groups, -1)) * per_group
-            scaled = rows.flatten(0, 1)
+            scaled = (weight.unflatten(0, (layer.groups, -1)) * per_group).flatten(0, 1)
         else:
-            scaled = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))
-        layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
-        layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
-        parent, _, name = norm_path.rpartition(".")
-        model.get_submodule(parent)._modules[name] = _after(norm)
+            scaled = weight * gain.reshape(-1, *[1] * (weight.dim() - 1))
+        layer.weight = nn.Parameter(scaled.to(dtype), requires_grad=False)
+        layer.bias = nn.Parameter((shift + (0 if norm.bias is None else norm.bias)).to(dtype), requires_grad=False)
+        after = _after(norm)
+        assert after is not None
+        replace(model, norm_path, after)
 
 
 def _check(reference: nn.Module, folded: nn.Module, example: Any, dtype: torch.dtype) -> None:

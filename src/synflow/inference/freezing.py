@@ -18,11 +18,10 @@ from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import POOLS
 from ..compaction.record.tape import Step, tensors_in
 from ..errors import SynflowError
-from ..network.private_copy import arguments
-from ..support.private_torch import pytree
+from ..network.private_copy import arguments, move
 from .recorded_run import RecordedRun
 
-__all__ = ["Forms", "choose_forms", "freeze", "pack", "reshape"]
+__all__ = ["Forms", "choose_forms", "freeze", "pack", "replace", "reshape"]
 
 VECTOR = 8  # channels that processors take at once; kernels are slow on what is left over
 WASTE = 1 / 8  # how much wider a layer may become for it
@@ -43,29 +42,26 @@ class Forms:
 
 def choose_forms(model: nn.Module, seen: RecordedRun) -> Forms:
     """What becomes of each convolution of a model whose norms are folded."""
-    widened: list[tuple[str, str]] = []
-    matrices: dict[str, tuple[torch.Size, torch.Size]] = {}
-    packed: dict[str, tuple[torch.Size, str | None]] = {}
-    pools: dict[str, torch.Size] = {}
+    forms = Forms([], {}, {}, {})
     for step in seen.tape.steps:
         if step.name == "mean" and _called_once(model, seen, step, nn.AdaptiveAvgPool2d):
-            pools[step.module] = torch.Size(seen.tape.shapes[step.inputs[0]][2:])
+            forms.pools[step.module] = torch.Size(seen.tape.shapes[step.inputs[0]][2:])
         layer = _plain_convolution(model, seen, step)
         if layer is None:
             continue
         shape_in, shape_out = (torch.Size(seen.tape.shapes[n]) for n in (step.inputs[0], step.outputs[0]))
         after = _next_convolution(model, seen, step)
         if after is not None and layer.groups == 1 and 0 < -layer.out_channels % VECTOR <= WASTE * layer.out_channels:
-            widened.append((step.module, after))
+            forms.widened.append((step.module, after))
         positions = shape_in[2:].numel() * shape_out[2:].numel()
         entries = positions * layer.in_channels * layer.out_channels
         if layer.groups == 1 and positions <= 2 * layer.weight[0, 0].numel() and entries <= LARGEST:
-            matrices[step.module] = shape_in[2:], shape_out[2:]
+            forms.matrices[step.module] = shape_in[2:], shape_out[2:]
         elif shape_out[0] * shape_out[2:].numel() >= MANY:
             relu = seen.reader(step.outputs[0])
             inside = relu is not None and relu.name == "relu" and _called_once(model, seen, relu, nn.ReLU)
-            packed[step.module] = shape_in, relu.module if relu is not None and inside else None
-    return Forms(widened, matrices, packed, pools)
+            forms.packed[step.module] = shape_in, relu.module if relu is not None and inside else None
+    return forms
 
 
 def _plain_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> nn.Conv2d | None:
@@ -80,8 +76,7 @@ def _plain_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> nn.Co
 def _called_once(model: nn.Module, seen: RecordedRun, step: Step, kind: type[nn.Module]) -> bool:
     """Is the step all that a module of exactly this kind does in a run?"""
     module = model.get_submodule(step.module)
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is not kind or hooked:
+    if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks:
         return False
     return sum((other.module, other.name) == (step.module, step.name) for other in seen.tape.steps) == 1
 
@@ -104,9 +99,7 @@ def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | 
 def reshape(model: nn.Module, forms: Forms, channels_last: bool) -> None:
     """Give convolutions their form, those that exist in any precision: the outputs stay the same up to rounding."""
     for path, reader in forms.widened:
-        layer, after = model.get_submodule(path), model.get_submodule(reader)
-        assert isinstance(layer, nn.Conv2d)
-        assert isinstance(after, nn.Conv2d)
+        layer, after = _layer(model, path), _layer(model, reader)
         more = -layer.out_channels % VECTOR
         layer.weight = _fixed(F.pad(layer.weight, (0, 0, 0, 0, 0, 0, 0, more)))
         if layer.bias is not None:
@@ -114,11 +107,9 @@ def reshape(model: nn.Module, forms: Forms, channels_last: bool) -> None:
         after.weight = _fixed(F.pad(after.weight, (0, 0, 0, 0, 0, more)))
         layer.out_channels = after.in_channels = layer.out_channels + more
     for path, (before, behind) in forms.matrices.items():
-        layer = model.get_submodule(path)
-        assert isinstance(layer, nn.Conv2d)
-        _replace(model, path, MatrixConvolution(layer, before, behind, channels_last))
+        replace(model, path, MatrixConvolution(_layer(model, path), before, behind, channels_last))
     for path, size in forms.pools.items():
-        _replace(model, path, nn.AvgPool2d((size[0], size[1])))
+        replace(model, path, nn.AvgPool2d((size[0], size[1])))
 
 
 def pack(model: nn.Module, forms: Forms, channels_last: bool) -> None:
@@ -126,13 +117,12 @@ def pack(model: nn.Module, forms: Forms, channels_last: bool) -> None:
     if not torch.backends.mkldnn.is_available():
         return
     for path, (shape, relu) in forms.packed.items():
-        layer = model.get_submodule(path)
-        assert isinstance(layer, nn.Conv2d)
+        layer = _layer(model, path)
         if layer.weight.dtype is torch.float32 and layer.weight.device.type == "cpu":
             shape = torch.Size((shape[0], layer.in_channels, *shape[2:]))
-            _replace(model, path, PackedConvolution(layer, shape, relu is not None, channels_last))
+            replace(model, path, PackedConvolution(layer, shape, relu is not None, channels_last))
             if relu is not None:
-                _replace(model, relu, nn.Identity())
+                replace(model, relu, nn.Identity())
 
 
 class MatrixConvolution(nn.Module):
@@ -141,27 +131,24 @@ class MatrixConvolution(nn.Module):
     def __init__(self, layer: nn.Conv2d, before: torch.Size, behind: torch.Size, channels_last: bool) -> None:
         super().__init__()
         self.last, self.size, self.channels = channels_last, behind, layer.out_channels
-        inputs = layer.in_channels * before.numel()
-        shape = (inputs, *before, layer.in_channels) if channels_last else (inputs, layer.in_channels, *before)
-        units = torch.eye(inputs, dtype=layer.weight.dtype, device=layer.weight.device).reshape(shape)
-        options: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        units = torch.eye(layer.in_channels * before.numel(), dtype=layer.weight.dtype, device=layer.weight.device)
         with torch.no_grad():
-            images = units.permute(0, 3, 1, 2) if channels_last else units
-            outputs = F.conv2d(images, layer.weight, None, **options)
-            outputs = outputs.permute(0, 2, 3, 1) if channels_last else outputs
-            self.weight = _fixed(outputs.flatten(1).contiguous())
+            images = self._images(units, layer.in_channels, before)
+            outputs = F.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
+            self.weight = _fixed(self._flat(outputs).contiguous())
             self.bias = None
             if layer.bias is not None:
-                many = behind.numel()
-                self.bias = _fixed(layer.bias.repeat(many) if channels_last else layer.bias.repeat_interleave(many))
+                self.bias = _fixed(self._flat(layer.bias.reshape(1, -1, 1, 1).expand(1, -1, *behind))[0])
+
+    def _flat(self, images: Tensor) -> Tensor:
+        return (images.permute(0, 2, 3, 1) if self.last else images).flatten(1)
+
+    def _images(self, flat: Tensor, channels: int, size: torch.Size) -> Tensor:
+        return flat.view(-1, *size, channels).permute(0, 3, 1, 2) if self.last else flat.view(-1, channels, *size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Every pixel to every pixel."""
-        flat = images.permute(0, 2, 3, 1) if self.last else images
-        outputs = F.linear(flat.flatten(1), self.weight.t(), self.bias)
-        if self.last:
-            return outputs.view(-1, *self.size, self.channels).permute(0, 3, 1, 2)
-        return outputs.view(-1, self.channels, *self.size)
+        return self._images(F.linear(self._flat(images), self.weight.t(), self.bias), self.channels, self.size)
 
 
 class PackedConvolution(nn.Module):
@@ -185,23 +172,16 @@ class PackedConvolution(nn.Module):
 
 def freeze(model: nn.Module, reference: nn.Module, example: Any) -> nn.Module:
     """The model as one graph without Python, with the outputs of the reference on the example and on random inputs."""
-    args, kwargs = arguments(_same_kind(example, inputs_like(example, None, 1, torch.float32), model))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    args, kwargs = arguments(move(inputs_like(example, None, 1, None), device))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that the shapes are those of the example, which is what is wanted
         script: nn.Module = torch.jit.freeze(torch.jit.trace(model, **given, check_trace=False))
         for seed in (None, 1, 2):  # three runs, after which the graph is optimised
-            inputs = _same_kind(example, inputs_like(example, seed, 1, torch.float32), model)
-            args, kwargs = arguments(inputs)
+            args, kwargs = arguments(move(inputs_like(example, seed, 1, None), device))
             _compare(tensors_in(reference(*args, **kwargs)), tensors_in(script(*args, **kwargs)))
     return script
-
-
-def _same_kind(example: Any, inputs: Any, model: nn.Module) -> Any:
-    """Inputs in the example's precision and on the model's device."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    kinds = iter([leaf.dtype for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)])
-    return pytree.tree_map(lambda leaf: leaf.to(device, next(kinds)) if isinstance(leaf, Tensor) else leaf, inputs)
 
 
 def _compare(expected: list[Tensor], got: list[Tensor]) -> None:
@@ -218,6 +198,13 @@ def _fixed(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach(), requires_grad=False)
 
 
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+def _layer(model: nn.Module, path: str) -> nn.Conv2d:
+    layer = model.get_submodule(path)
+    assert isinstance(layer, nn.Conv2d)
+    return layer
+
+
+def replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put another module in the place of one."""
     parent, _, name = path.rpartition(".")
     model.get_submodule(parent)._modules[name] = module

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compaction.inputs import inputs_like
 from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, need
 from ..masks.attach import bake
-from ..network.private_copy import arguments, whole_copy
+from ..network.private_copy import arguments, move, whole_copy
 from ..support.atomic_files import replacing
 from ..support.private_torch import pytree
 
@@ -28,19 +29,20 @@ def export_onnx(
     `tolerance` of their size. With `dynamic_batch` the first dimension of every input is free, where the model allows.
     The model is not changed. Returns the path.
     """
-    need("onnx", extra="onnx")
-    need("onnxscript", extra="onnx")
-    need("onnxruntime", extra="onnx")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        need(package, extra="onnx")
     path = Path(path)
     plain = whole_copy(model)
     bake(plain)
     plain.eval().requires_grad_(False)
-    example = _on(example, _device(plain))
+    device = next((p.device for p in plain.parameters()), torch.device("cpu"))
+    alone = {t.shape[0] if t.dim() else 0 for t in tensors_in(example)} == {1}
+    repeat = 2 if dynamic_batch and alone else 1  # since a size of one can't be told from a fixed one
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        _write(plain, example, temporary, dynamic_batch)
-        for inputs in (example, _random(example)):
-            _check(plain, inputs, temporary, tolerance)
+        _write(plain, move(inputs_like(example, None, repeat, None), device), temporary, dynamic_batch)
+        for seed in (None, 0):
+            _check(plain, move(inputs_like(example, seed, 1, None), device), temporary, tolerance)
     return path
 
 
@@ -63,7 +65,7 @@ def feeds(session: Any, inputs: Any) -> dict[str, Any]:
 
 
 def _write(model: nn.Module, example: Any, path: Path, dynamic_batch: bool) -> None:
-    args, kwargs = arguments(_several(example) if dynamic_batch else example)
+    args, kwargs = arguments(example)
 
     def free(leaf: Any) -> Any:
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() else None
@@ -77,48 +79,20 @@ def _write(model: nn.Module, example: Any, path: Path, dynamic_batch: bool) -> N
     program.save(os.fspath(path), external_data=False)
 
 
-def _several(example: Any) -> Any:
-    """A batch of one twice over, since a size of one can't be told from a fixed one."""
-    if {t.shape[0] if t.dim() else 0 for t in tensors_in(example)} != {1}:
-        return example
-    return pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, example)
-
-
 def _check(model: nn.Module, inputs: Any, path: Path, tolerance: float) -> None:
     args, kwargs = arguments(inputs)
     with torch.no_grad():
         expected = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
     session = onnx_session(path)
-    results = [torch.from_numpy(array) for array in session.run(None, feeds(session, inputs))]
+    results = map(torch.from_numpy, session.run(None, feeds(session, inputs)))
     got = [t for t in results if t.is_floating_point()]
     if len(expected) != len(got):
         raise SynflowError(f"ONNX: the model has {len(expected)} outputs, its file {len(got)}; nothing was written")
     for place, (a, b) in enumerate(zip(expected, got, strict=True)):
         a = a.cpu()
-        scale = max(1.0, float(a.abs().max())) if a.numel() else 1.0
-        error = float((a - b).abs().max()) / scale if a.numel() else 0.0
+        error = float((a - b).abs().max()) / max(1.0, float(a.abs().max())) if a.numel() else 0.0
         if a.shape != b.shape or not error <= tolerance:
             raise SynflowError(
                 f"ONNX: output {place} of the file differs from the model's by {error:.1e} of its size, allowed are "
                 f"{tolerance:.0e}; nothing was written. Raise tolerance= if the model works in low precision"
             )
-
-
-def _random(example: Any) -> Any:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            return torch.randn(leaf.shape, generator=generator).to(leaf)
-        return leaf
-
-    return pytree.tree_map(draw, example)
-
-
-def _on(example: Any, device: torch.device) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example)
-
-
-def _device(model: nn.Module) -> torch.device:
-    tensor = next(model.parameters(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
