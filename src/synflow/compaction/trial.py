@@ -112,14 +112,14 @@ class Trial:
             noted = self.failure is not None and why != WHOLE_HEADS
             if noted:
                 why = f"{why}, since the model fails the check without: {self.failure}"
-            plan = self.attempt(dict.fromkeys(frozen, why))
+            plan = self.attempt(frozen, why)
             if plan is not None:
                 return replace(plan, notes=(*plan.notes, why)) if noted else plan
         raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
 
-    def attempt(self, frozen: Mapping[int, str]) -> Compaction | None:
+    def attempt(self, frozen: set[int], why: str) -> Compaction | None:
         """Cut and compare; None, with the cause in `failure`, if that does not work out."""
-        gone = choose_units(self.coupling, self.alive, frozen)
+        gone = choose_units(self.coupling, self.alive, frozen, why)
         kept, shapes = kept_indices(self.coupling, gone)
         attributes = remembered_sizes(self.reference, self.coupling, gone)
         small = copy.deepcopy(self.reference)

@@ -97,29 +97,22 @@ def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
 
 def _why(units: Units, unit: int) -> str | None:
     """Why a unit stays; a whole stays because both its row (head, group) and its column (place in it) do."""
-    root = units.find(unit)
-    reason = units.reasons.get(root) or units.asides.get(root)
+    reason = units.reasons.get(unit) or units.asides.get(unit)
     if reason is None:
-        parts = units.children.get(unit) or units.children.get(root) or ()
-        reasons = [why for part in parts if (why := _why(units, part))]
+        reasons = [why for part in units.children.get(unit, ()) if (why := _why(units, part))]
         reason = "; ".join(dict.fromkeys(reasons)) or None
     return reason
 
 
 def stayed(coupling: Coupling, gone: Tensor, dead: Tensor) -> tuple[Stayed, ...]:
     """Dead units that are kept, by reason."""
-    units = coupling.units
-    counts: dict[str, set[int]] = {}
-    where: dict[str, list[str]] = {}
+    found: dict[str, tuple[set[int], dict[str, None]]] = {}
     for number, name in coupling.tape.leaves.items():
         for dim, ids in enumerate(coupling.axes.get(number, [])):
-            if ids is None:
-                continue
-            for unit in ids.unique()[(dead & ~gone)[ids.unique()]].tolist():
-                root = units.find(unit)
-                reason = _why(units, unit) or "it is tied to units that stay"
-                counts.setdefault(reason, set()).add(root)
-                place = f"{name} dimension {dim}"
-                if place not in where.setdefault(reason, []):
-                    where[reason].append(place)
-    return tuple(Stayed(reason, len(counts[reason]), tuple(where[reason])) for reason in counts)
+            if ids is not None:
+                for unit in ids[(dead & ~gone)[ids]].unique().tolist():
+                    reason = _why(coupling.units, unit) or "it is tied to units that stay"
+                    members, where = found.setdefault(reason, (set(), {}))
+                    members.add(unit)
+                    where[f"{name} dimension {dim}"] = None
+    return tuple(Stayed(reason, len(members), tuple(where)) for reason, (members, where) in found.items())

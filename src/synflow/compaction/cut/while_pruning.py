@@ -82,7 +82,7 @@ def cut_down(known: Outline, masks: Mapping[str, Tensor], share: float = 1.0, ch
     coupling = known.coupling
     alive = alive_as_it_is(coupling.tape, tensors(known.model), masks)
     for why, frozen in less_and_less(coupling, known.model):
-        gone = choose_units(coupling, alive, dict.fromkeys(frozen, why))
+        gone = choose_units(coupling, alive, frozen, why)
         kept, _ = kept_indices(coupling, gone)
         left = sum(size(mask.shape, kept.get(name, {})).numel() for name, mask in masks.items())
         if left > share * sum(mask.numel() for mask in masks.values()):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from ..record.tape import Tape
@@ -36,10 +34,11 @@ class Coupling:
     flexible: frozenset[str] = frozenset()
     unfollowed: dict[int, str] = field(default_factory=dict)
 
-    @functools.cached_property
-    def roots(self) -> Tensor:
-        """The unit that stands for each, once all rules have been applied."""
-        return self.units.roots(torch.arange(len(self.units.parent)))
+    def settle(self) -> None:
+        """Once all rules have been applied, write one unit everywhere for all that have become one."""
+        root = self.units.settle()
+        self.axes = {n: [None if ids is None else root[ids] for ids in axes] for n, axes in self.axes.items()}
+        self.sums = [(root[ids], p) for ids, p in self.sums]
 
     def of(self, number: int) -> Axes:
         """The axes of a tensor; new units for a parameter or buffer, fixed sizes for an unknown tensor."""

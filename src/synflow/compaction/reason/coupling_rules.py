@@ -39,6 +39,7 @@ def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
         where = f"the code of {path}" if path else "the model's own code"
         coupling.freeze_all(sorted(tape.seen[path]), f"{where} decides on values, and may do something else with it")
     coupling.freeze_all(sorted(tape.outputs), "it is an output of the model")
+    coupling.settle()
     return coupling
 
 

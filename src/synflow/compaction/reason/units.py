@@ -76,6 +76,16 @@ class Units:
         distinct, where = ids.unique(return_inverse=True)
         return torch.tensor([self.find(u) for u in distinct.tolist()], dtype=torch.long)[where].reshape(ids.shape)
 
+    def settle(self) -> Tensor:
+        """Write one unit everywhere for all that have become one; returns it for each."""
+        root = self.roots(torch.arange(len(self.parent)))
+        self.joints = [(root[whole], root[row], root[column]) for whole, row, column in self.joints]
+        self.counts = [(root[lines], None if rows is None else root[rows]) for lines, rows in self.counts]
+        self.columns, self.cells = [root[ids] for ids in self.columns], [root[ids] for ids in self.cells]
+        pairs = reversed(self.children.items())  # the first one counts
+        self.children = {int(root[unit]): (int(root[row]), int(root[column])) for unit, (row, column) in pairs}
+        return root
+
     def unify(self, first: Tensor, second: Tensor) -> None:
         """Make the units one, element by element, broadcasting."""
         if first.shape == second.shape and torch.equal(first, second):
