@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from compact_strategies import tied_networks
 from compact_twins import random_masks, train_twins
 from synflow.compaction import compact, expand
-from synflow.compaction.inputs import inputs_like
-from synflow.compaction.verify import double, run
+from synflow.compaction.verify import double, inputs_like, run
 from synflow.masks.attach import attached
 
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from synflow.compaction.cut.surgery import cut, paste
-from synflow.compaction.reason.coupling_moves import factor
 from synflow.compaction.reason.liveness import _anywhere, alive_in_training, nonzero_only
 from synflow.compaction.reason.planes import move, settled
-from synflow.compaction.reason.units import Units
+from synflow.compaction.reason.units import Units, factor
 from synflow.compaction.record.recorder import recording
 from synflow.compaction.record.tape import Tape, mark_outputs, tensors_in
 

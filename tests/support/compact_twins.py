@@ -6,9 +6,8 @@ import torch
 
 from synflow.compaction import compact
 from synflow.compaction.cut.surgery import cut, tensors
-from synflow.compaction.inputs import inputs_like
 from synflow.compaction.record.tape import tensors_in
-from synflow.compaction.verify import double, run
+from synflow.compaction.verify import double, inputs_like, run
 from synflow.masks.attach import attach, bake
 
 OPTIMIZERS = {

@@ -53,12 +53,11 @@ def compact(model: Model, example: Any, masks: Mapping[str, Tensor] | None = Non
     masked, masks = _masked_copy(model, masks)
     earlier = vars(masked).pop("compaction", None)
     compaction = Trial(masked, masks, example).solve()
-    small = masked
-    shrink(small, compaction.kept, compaction.attributes)
+    shrink(masked, compaction.kept, compaction.attributes)
     if masks:
-        attach(small, {name: cut(mask, compaction.kept.get(name, {})) for name, mask in masks.items()})
-    object.__setattr__(small, "compaction", _both(earlier, compaction) if earlier else compaction)
-    return small
+        attach(masked, {name: cut(mask, compaction.kept.get(name, {})) for name, mask in masks.items()})
+    object.__setattr__(masked, "compaction", _both(earlier, compaction) if earlier else compaction)
+    return masked
 
 
 def _both(first: Compaction, second: Compaction) -> Compaction:
@@ -101,25 +100,19 @@ def expand(small: nn.Module, dense_model: Model) -> Model:
     True
     """
     compaction = compaction_of(small)
-    dense = copy.deepcopy(dense_model)
+    dense, plain = copy.deepcopy(dense_model), copy.deepcopy(small)
     bake(dense)
-    plain = copy.deepcopy(small)
     bake(plain)
     parts, wholes = tensors(plain), tensors(dense)
-    if set(parts) != set(wholes):
-        odd = sorted(set(parts) ^ set(wholes))
-        raise SynflowError(
-            f"expand: the dense model is not the one that was compacted, {odd[0]} is in only one of them"
-        )
+    if odd := parts.keys() ^ wholes.keys():
+        why = f"{min(odd)} is in only one of them"
+        raise SynflowError(f"expand: the dense model is not the one that was compacted, {why}")
     with torch.no_grad():
         for name, whole in wholes.items():
-            kept, part = compaction.kept.get(name, {}), parts[name]
-            expected = compaction.shapes.get(name, tuple(part.shape))
-            if tuple(whole.shape) != tuple(expected):
-                raise SynflowError(
-                    f"expand: {name} has shape {tuple(whole.shape)} in the dense model, expected {tuple(expected)}"
-                )
+            got, expected = tuple(whole.shape), tuple(compaction.shapes.get(name, parts[name].shape))
+            if got != expected:
+                raise SynflowError(f"expand: {name} has shape {got} in the dense model, expected {expected}")
             ground = torch.zeros_like(whole) if isinstance(whole, nn.Parameter) else whole
-            whole.copy_(paste(part, ground, kept) if kept else part)
+            whole.copy_(paste(parts[name], ground, compaction.kept.get(name, {})))
     dense.train(small.training)
     return dense

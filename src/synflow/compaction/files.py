@@ -62,17 +62,17 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
     sums: dict[str, str] = {}  # versions before the manifest look for checksums in the record
     about = {"format": FORMAT, "model": type(small).__qualname__, "training": small.training, "sha256": sums}
     about["compaction"] = dataclasses.asdict(compaction)
+
+    def summed(name: str, write: folders.Writer, path: Path) -> None:
+        write(path)
+        sums[name] = folders.digest(path)
+
     writers: dict[str, folders.Writer] = {}
-    writers[_WEIGHTS] = partial(_write, lambda path: path.write_bytes(save(weights)), sums, _WEIGHTS)
+    writers[_WEIGHTS] = partial(summed, _WEIGHTS, lambda path: path.write_bytes(save(weights)))
     if masks:
-        writers[_MASKS] = partial(_write, partial(save_masks, masks), sums, _MASKS)
+        writers[_MASKS] = partial(summed, _MASKS, partial(save_masks, masks))
     writers[_RECORD] = lambda path: path.write_text(json.dumps(about, indent=1) + "\n")  # last: sums are known
     folders.write(folder, writers, OURS)
-
-
-def _write(writer: folders.Writer, sums: dict[str, str], name: str, path: Path) -> None:
-    writer(path)
-    sums[name] = folders.digest(path)
 
 
 def _is_ours(path: Path) -> bool:
@@ -103,9 +103,9 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
         _check_shapes(compaction.shapes, small, folder)
         _check_indices(compaction.kept, compaction.shapes)
         _check_attributes(compaction, small)
+    except SynflowError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as cause:
-        if isinstance(cause, SynflowError):
-            raise
         raise SynflowError(f"{folder / _RECORD} is damaged: {type(cause).__name__}: {cause}") from cause
     shrink(small, compaction.kept, compaction.attributes)
     _fill(small, folder)
@@ -123,9 +123,8 @@ def _fill(small: nn.Module, folder: Path) -> None:
     except (safetensors.SafetensorError, OSError) as cause:
         raise SynflowError(f"{folder / _WEIGHTS} is no safetensors file, or it is damaged: {cause}") from cause
     own = tensors(small)
-    if set(weights) != set(own):
-        odd = sorted(set(weights) ^ set(own))
-        raise SynflowError(f"{folder}: {odd[0]} is in only one of the saved network and {type(small).__name__}")
+    if odd := weights.keys() ^ own.keys():
+        raise SynflowError(f"{folder}: {min(odd)} is in only one of the saved network and {type(small).__name__}")
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape != weights[name].shape:

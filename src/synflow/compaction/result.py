@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import SynflowError
+from ..masks.checks import some
 from .cut.surgery import Indices, size
 
 __all__ = ["Compaction", "Stayed", "compaction_of"]
@@ -57,8 +58,8 @@ class Compaction:
                 before, after = (" x ".join(str(pair[i]) for pair in sizes) for i in (0, 1))
                 lines.append(f"  {name}: {before} -> {after}")
         for stay in self.stayed:
-            places = ", ".join(stay.where[:3]) + (f" and {len(stay.where) - 3} more" if len(stay.where) > 3 else "")
-            lines.append(f"  kept {stay.units} dead unit{'s' * (stay.units > 1)} ({places}): {stay.reason}")
+            plural = "s" * (stay.units > 1)
+            lines.append(f"  kept {stay.units} dead unit{plural} ({some(stay.where, 3)}): {stay.reason}")
         lines += [f"  note: {note}" for note in self.notes]
         equal = f"outputs equal to {self.difference:.0e} in {' and '.join(self.modes)} mode"
         lines.append(equal if self.kept else "nothing was removed")

@@ -14,27 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SynflowError
+from ..masks.checks import some
 from ..support.private_torch import pytree
+from . import verify
 from .cut.attention import open_attentions
 from .cut.plan import kept_indices, remembered_sizes, stayed
 from .cut.surgery import Indices, shrink, tensors
-from .inputs import inputs_like, resized, shortened
 from .reason.coupling_rules import couple
 from .reason.liveness import alive_in_training
 from .reason.removal import WHOLE_HEADS, choose_units, dead_units, less_and_less
 from .record.recorder import FLAGS, recording
 from .record.tape import Tape, mark_outputs, number_of, tensors_in
 from .result import Compaction
-from .verify import (
-    TOLERANCES,
-    DifferenceError,
-    NotANumberError,
-    compare,
-    compare_outputs,
-    double,
-    first_not_a_number,
-    run,
-)
+from .verify import inputs_like, resized, shortened
 
 __all__ = ["Trial"]
 
@@ -56,14 +48,14 @@ class Trial:
         """Run the model in both modes: in double precision and on a short batch, if it takes that."""
         problem: Exception | None = None
         for dtype, self.example in product((torch.float64, torch.float32), (*shortened(example), example)):
-            self.reference = double(copy.deepcopy(masked), dtype)
+            self.reference = verify.double(copy.deepcopy(masked), dtype)
             work = copy.deepcopy(self.reference)
             flexible = open_attentions(work)
             try:
                 tape, outputs = _run(work, Tape(), inputs_like(self.example, None, 1, dtype), training=False)
                 if flexible:  # then what was recorded is not quite what the model itself does
                     with torch.no_grad():
-                        run(self.reference, inputs_like(self.example, None, 1, dtype), False)
+                        verify.run(self.reference, inputs_like(self.example, None, 1, dtype), False)
             except Exception as cause:
                 problem = problem or cause
                 continue
@@ -83,7 +75,7 @@ class Trial:
     def refuse_nan(self, outputs: list[Tensor]) -> None:
         """NaN equals nothing, so a network that returns it cannot be compared with another."""
         if any(bool(output.isnan().any()) for output in outputs):
-            layer = first_not_a_number(self.reference, inputs_like(self.example, None, 1, self.dtype))
+            layer = verify.first_not_a_number(self.reference, inputs_like(self.example, None, 1, self.dtype))
             raise SynflowError(
                 f"the masked model itself returns nan on the example, first in {layer}, so nothing can be compared. "
                 "Pass an example on which it returns numbers; where a norm divides by what is pruned as a whole (an "
@@ -97,11 +89,10 @@ class Trial:
             inputs = inputs_like(self.example, None, repeat, dtype)
             try:
                 longer, _ = _run(work, tape, inputs, training=True)
-            except Exception as cause:
-                problem = cause
-            else:
                 self.training_example = inputs
                 return longer
+            except Exception as cause:
+                problem = cause
         self.modes = ("eval",)
         self.notes.append(f"train mode does not run on the example, so only eval mode was looked at: {problem}")
         return tape
@@ -129,12 +120,9 @@ class Trial:
         except Exception as cause:
             self.failure = cause
             return None
-        dead = dead_units(self.coupling, self.alive, gone)
-        parameters = tuple(sum(p.numel() for p in m.parameters()) for m in (self.reference, small))
-        return Compaction(
-            kept, shapes, attributes, (parameters[0], parameters[1]), stayed(self.coupling, gone, dead),
-            tuple(self.notes), worst, self.modes,
-        )  # fmt: skip
+        left = stayed(self.coupling, gone, dead_units(self.coupling, self.alive, gone))
+        dense, compact = (sum(p.numel() for p in model.parameters()) for model in (self.reference, small))
+        return Compaction(kept, shapes, attributes, (dense, compact), left, tuple(self.notes), worst, self.modes)
 
     def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> float:
         """Compare on random inputs in eval mode, in train mode with gradients, and at other sizes."""
@@ -146,28 +134,26 @@ class Trial:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
             try:
                 with torch.no_grad():
-                    got = tensors_in(run(small, inputs, False, plain=plain))
-                compare_outputs(expected, got, TOLERANCES[torch.float32][0])
+                    got = tensors_in(verify.run(small, inputs, False, plain=plain))
+                verify.compare_outputs(expected, got, verify.TOLERANCES[torch.float32][0])
             except Exception as cause:
-                raise DifferenceError(f"{cause}, for inputs of shape {shapes}") from cause
+                raise verify.DifferenceError(f"{cause}, for inputs of shape {shapes}") from cause
         return worst
 
     def check_mode(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], training: bool) -> float:
         """Compare in one of the two modes: on random inputs, or on the example where those give no numbers."""
         inputs = inputs_like(self.training_example if training else self.example, self.seeds[training], 1, self.dtype)
-        pair = (self.reference, small)
-        if training:  # which writes to running statistics
-            pair = (copy.deepcopy(self.reference), copy.deepcopy(small))
-        try:
-            return compare(*pair, kept, self.masks, inputs, training)
-        except NotANumberError:
+        try:  # on copies: training writes to running statistics
+            one, other = copy.deepcopy((self.reference, small)) if training else (self.reference, small)
+            return verify.compare(one, other, kept, self.masks, inputs, training)
+        except verify.NotANumberError:
             if self.seeds[training] is None:
                 raise
             self.seeds[training] = None
             self.notes.append("random inputs give outputs that are not numbers: compared on the example alone")
             return self.check_mode(small, kept, training)
-        except DifferenceError as difference:
-            raise DifferenceError(f"{difference} in {'train' if training else 'eval'} mode") from None
+        except verify.DifferenceError as difference:
+            raise verify.DifferenceError(f"{difference} in {'train' if training else 'eval'} mode") from None
 
     @functools.cached_property
     def elsewhere(self) -> tuple[Any, bool, list[Tensor]] | None:
@@ -177,7 +163,7 @@ class Trial:
             inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, 1, self.dtype)
             with contextlib.suppress(Exception), torch.no_grad():
                 for plain in (False, True):  # torch's fused layers do not check sizes
-                    expected = tensors_in(run(self.reference, inputs, False, plain=plain))
+                    expected = tensors_in(verify.run(self.reference, inputs, False, plain=plain))
                     if any(bool(output.isnan().any()) for output in expected):
                         break
                     found = inputs, plain, expected
@@ -200,7 +186,7 @@ def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> tuple[Tape
     def recorded(model: nn.Module, turned: bool) -> tuple[Tape, list[Tensor], list[Any]]:
         longer = tape.copy()
         with recording(model, longer, training, turned=turned):
-            outputs = run(model, inputs, training)
+            outputs = verify.run(model, inputs, training)
             mark_outputs(longer, outputs)
         found = tensors_in(outputs)
         numbers = [number_of(output, longer) for output in found]
@@ -219,12 +205,9 @@ def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> tuple[Tape
 
 def _decided(tape: Tape) -> list[str]:
     """A note on modules whose code reads values of tensors: what it does for other inputs was not seen."""
-    paths = list(dict.fromkeys(decision.path or "the model itself" for decision in tape.decisions))
-    if not paths:
-        return []
-    which = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-    return [f"Python code of {which} decides on values of tensors, so that other inputs may take another way: units of "
-            "tensors that it sees stay"]  # fmt: skip
+    paths = dict.fromkeys(decision.path or "the model itself" for decision in tape.decisions)
+    return [f"Python code of {some(paths, 3)} decides on values of tensors, so that other inputs may take another way: "
+            "units of tensors that it sees stay"] if paths else []  # fmt: skip
 
 
 def _unused(work: nn.Module, tape: Tape) -> list[str]:
@@ -232,7 +215,4 @@ def _unused(work: nn.Module, tape: Tape) -> list[str]:
     reached = {number for step in tape.steps for number in step.inputs}
     names = {name for number, name in tape.leaves.items() if number not in reached}
     left = [name for name, weight in work.named_parameters() if name in names and weight.numel()]
-    if not left:
-        return []
-    which = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-    return [f"{which} had no part in the outputs for this example, and stay as they are"]
+    return [f"{some(left, 3)} had no part in the outputs for this example, and stay as they are"] if left else []

@@ -1,10 +1,12 @@
-"""Two models that should do the same, compared in double precision: outputs, statistics and gradients."""
+"""Two models that should do the same, compared in double precision: outputs, statistics and gradients.
+
+They run on inputs like the example: in double precision, random, fewer, of other sizes."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,24 +16,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..network.private_copy import arguments
+from ..support.private_torch import pytree
 from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
 from .record.tape import never_zero, tensors_in
 
-__all__ = [
-    "DifferenceError",
-    "NotANumberError",
-    "compare",
-    "compare_outputs",
-    "double",
-    "first_not_a_number",
-    "run",
-]
+__all__ = ["DifferenceError", "NotANumberError", "compare", "compare_outputs", "double", "first_not_a_number",
+           "inputs_like", "resized", "run", "shortened"]  # fmt: skip
 
 # How far outputs and gradients may differ, relative to their size. Double precision is the rule; single is for models
 # with operations that have no other.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
 SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
+LARGE = 100_000  # numbers in an example, from which on no longer one is tried
 _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout}
 # These put another number than zero in the place of what they drop.
 _ALPHA = "alpha dropout makes other numbers of zeros in training, so units that are zero before it stay"
@@ -51,7 +48,7 @@ class NotANumberError(DifferenceError):
 class _Exactly(TorchFunctionMode):
     """Everything in double precision, nothing dropped out."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
@@ -64,16 +61,14 @@ class _Exactly(TorchFunctionMode):
             return never_zero(x, _ALPHA) if p and training else x
         if func in _CASTS:
             return args[0].to(self.dtype)
-        for name in ("dropout_p",):
-            if name in kwargs:
-                kwargs[name] = 0.0
+        if "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
         if func is F.scaled_dot_product_attention and len(args) > 4:
             args = (*args[:4], 0.0, *args[5:])
-        args = tuple(self.dtype if isinstance(a, torch.dtype) and a in _NARROW else a for a in args)
-        kwargs = {
-            k: self.dtype if isinstance(v, torch.dtype) and v in _NARROW else v for k, v in kwargs.items()
-        }  # fmt: skip
-        return func(*args, **kwargs)
+        return func(*map(self.wide, args), **{name: self.wide(value) for name, value in kwargs.items()})
+
+    def wide(self, value: Any) -> Any:
+        return self.dtype if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
 def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -89,12 +84,6 @@ def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     return model
 
 
-@contextlib.contextmanager
-def _quiet(seed: int, dtype: torch.dtype) -> Iterator[None]:
-    with seeded(seed), torch.autocast("cpu", enabled=False), _Exactly(dtype):
-        yield
-
-
 def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0, plain: bool = False) -> Any:
     """Call a model in one of the two modes, with random numbers of its own.
 
@@ -103,7 +92,8 @@ def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0, plain: boo
     args, kwargs = arguments(inputs)
     model.train(training)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
-    with seeded(seed) if plain else _quiet(seed, dtype):
+    exactly = contextlib.nullcontext() if plain else _Exactly(dtype)
+    with seeded(seed), torch.autocast("cpu", enabled=False), exactly:
         return model(*args, **kwargs)
 
 
@@ -143,8 +133,12 @@ def compare(
         try:
             _close(f"the gradient of {name}", survived, own, gradient_tolerance)
         except DifferenceError:
-            if wobble is None:  # where gradients are mere rounding errors, they differ and need not agree
-                wobble = _wobble(reference, statistics, inputs, masks, wholes)
+            if wobble is None:
+                # Where activations are constant, norms blow rounding errors up to any size: such gradients need not
+                # agree. How much do they change by the last bits of the weights?
+                shaken = _shaken(reference, statistics)
+                others = _gradients(shaken, tensors_in(run(shaken, inputs, training)), masks)
+                wobble = max(float((others[other] - whole).abs().max()) for other, whole in wholes.items())
             if not float((survived - own).abs().max()) <= 1e3 * wobble:
                 raise
     return worst
@@ -162,9 +156,7 @@ def _gradients(model: nn.Module, outputs: list[Tensor], masks: Mapping[str, Tens
     """Gradients of a random sum of the outputs with respect to every weight, zero where pruned."""
     generator = torch.Generator().manual_seed(1)
     directions = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
-    terms = [
-        (o.double() * direction).sum() for o, direction in zip(outputs, directions, strict=True) if o.requires_grad
-    ]
+    terms = [(o.double() * way).sum() for o, way in zip(outputs, directions, strict=True) if o.requires_grad]
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     for weight in weights.values():
         weight.grad = None
@@ -174,14 +166,8 @@ def _gradients(model: nn.Module, outputs: list[Tensor], masks: Mapping[str, Tens
     return {name: gradient * masks[name] if name in masks else gradient for name, gradient in found.items()}
 
 
-def _wobble(
-    reference: nn.Module, statistics: Mapping[str, Tensor], inputs: Any, masks: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-) -> float:  # fmt: skip
-    """How much gradients change when all weights change by about their last bit.
-
-    In a network whose activations are constant, norms blow rounding errors up to any size.
-    """
+def _shaken(reference: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
+    """A copy in which all weights have changed by about their last bit, and running statistics are what they were."""
     shaken = copy.deepcopy(reference)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -190,48 +176,102 @@ def _wobble(
         for weight in shaken.parameters():
             last_bit = torch.finfo(weight.dtype).eps * torch.randn(weight.shape, generator=generator).to(weight)
             weight.mul_(1 + last_bit)
-    with torch.enable_grad():
-        others = _gradients(shaken, tensors_in(run(shaken, inputs, True)), masks)
-    return max(float((others[name] - gradient).abs().max()) for name, gradient in gradients.items())
+    return shaken
 
 
 def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
     if expected.shape != got.shape:
         raise DifferenceError(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     expected, got = expected.detach(), got.detach()
-    if expected.numel() == 0 or expected.dtype == torch.bool:
-        if not torch.equal(expected, got):
-            raise DifferenceError(f"{what} differs")
+    if expected.dtype == torch.bool and not torch.equal(expected, got):
+        raise DifferenceError(f"{what} differs")
+    finite = torch.isfinite(expected) & torch.isfinite(got)
+    if not bool(finite.all()):
+        if bool(expected.isnan().any()):
+            raise NotANumberError(f"{what} is not a number in the masked model itself")
+        if not torch.equal(expected[~finite], got[~finite]):
+            raise DifferenceError(f"{what} is not finite in the same places")
+        expected, got = expected[finite], got[finite]
+    if not expected.numel() or expected.dtype == torch.bool:
         return 0.0
-    if bool(torch.isfinite(expected).all()) and bool(torch.isfinite(got).all()):
-        return _gap(what, expected, got, tolerance)
-    if bool(expected.isnan().any()):
-        raise NotANumberError(f"{what} is not a number in the masked model itself")
-    both = torch.isfinite(expected) & torch.isfinite(got)
-    if not torch.equal(expected[~both], got[~both]):
-        raise DifferenceError(f"{what} is not finite in the same places")
-    return _gap(what, expected[both], got[both], tolerance) if bool(both.any()) else 0.0
-
-
-def _gap(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
-    scale = max(SMALLEST, float(expected.abs().max()))
-    error = float((expected - got).abs().max()) / scale
+    error = float((expected - got).abs().max()) / max(SMALLEST, float(expected.abs().max()))
     if error > tolerance:
         raise DifferenceError(f"{what} differs by {error:.1e} of its size")
     return error
 
 
 def first_not_a_number(model: nn.Module, inputs: Any) -> str:
-    """The first module that returns NaN in eval mode."""
+    """The first module that returns NaN in eval mode; the model, a copy of one's own, keeps the hooks."""
     found: list[str] = []
 
     def note(path: str, _module: nn.Module, _inputs: Any, result: Any) -> None:
         if path and any(bool(tensor.isnan().any()) for tensor in tensors_in(result)):
             found.append(path)
 
-    hooks = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules()]
+    for path, module in model.named_modules():
+        module.register_forward_hook(partial(note, path))
     with torch.no_grad():
         run(model, inputs, training=False)
-    for hook in hooks:
-        hook.remove()
     return found[0] if found else "the model's own forward"
+
+
+def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype | None = torch.float64) -> Any:
+    """The example, or random numbers in place of its floating tensors; without a `dtype` each keeps its own."""
+    generator = torch.Generator().manual_seed(seed or 0)
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.detach().cpu().clone()
+        if repeat > 1 and leaf.dim():
+            leaf = leaf.repeat_interleave(repeat, 0)
+        if not leaf.is_floating_point():
+            return leaf
+        own = leaf.dtype if dtype is None else dtype
+        return leaf.to(own) if seed is None else torch.randn(leaf.shape, generator=generator, dtype=own)
+
+    return pytree.tree_map(convert, _plain(example))
+
+
+def shortened(example: Any) -> list[Any]:
+    """The first two of a batch, if all tensors have one length: they tell as much as all."""
+    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(example)}
+    if len(lengths) != 1 or lengths.pop() <= 2:
+        return []
+    return [pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, _plain(example))]
+
+
+def resized(example: Any) -> Iterator[Any]:
+    """The example with one more in the batch and other lengths of sequences and images; then with one of the two."""
+    given = tensors_in(example)
+    seen = [[tensor.shape for tensor in given]]
+    factor = 2 if sum(tensor.numel() for tensor in given) <= LARGE else 1
+
+    def change(leaf: Any, more: int, place: int | None) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return leaf
+        for dim in _positions(leaf, place):
+            longer = factor * leaf.shape[dim] if leaf.dim() < 4 and factor > 1 else (leaf.shape[dim] + 1) // 2
+            places = torch.arange(longer, device=leaf.device) * leaf.shape[dim] // longer
+            leaf = leaf.index_select(dim, places)
+        return torch.cat([leaf, leaf[:more]])
+
+    for more, place in ((1, 1), (1, 2), (1, None), (0, 1), (0, 2)):
+        other = pytree.tree_map(partial(change, more=more, place=place), _plain(example))
+        shapes = [tensor.shape for tensor in tensors_in(other)]
+        if shapes not in seen:
+            seen.append(shapes)
+            yield other
+
+
+def _positions(tensor: Tensor, place: int | None) -> Iterable[int]:
+    """Dimensions that may be positions: those of an image, of a sequence of vectors the given one, of numbers all."""
+    if place is None:
+        return ()
+    if tensor.is_floating_point():
+        return range(2, tensor.dim()) if tensor.dim() > 3 else [place] if tensor.dim() == 3 else ()
+    return range(1, tensor.dim())
+
+
+def _plain(example: Any) -> Any:
+    return dict(example) if isinstance(example, Mapping) and not isinstance(example, dict) else example

@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import nn
 
-from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import BATCH_NORMS
-from ..compaction.verify import DifferenceError, compare, double
+from ..compaction.verify import DifferenceError, compare, double, inputs_like
 from ..errors import SynflowError, check_flag
 from ..masks.attach import bake
 from ..network.private_copy import whole_copy

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compaction.inputs import inputs_like
 from ..compaction.record.aten_names import POOLS
 from ..compaction.record.tape import Step, tensors_in
+from ..compaction.verify import inputs_like
 from ..errors import SynflowError
 from ..network.private_copy import arguments, move
 from .recorded_run import RecordedRun

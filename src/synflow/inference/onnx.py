@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compaction.inputs import inputs_like
 from ..compaction.record.tape import tensors_in
+from ..compaction.verify import inputs_like
 from ..errors import SynflowError, need
 from ..masks.attach import bake
 from ..network.private_copy import arguments, move, whole_copy

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compaction.inputs import inputs_like
 from ..compaction.record.recorder import recording
 from ..compaction.record.tape import Step, Tape, mark_outputs
-from ..compaction.verify import double, run
+from ..compaction.verify import double, inputs_like, run
 from ..errors import SynflowError
 
 __all__ = ["RecordedRun", "record"]

@@ -90,7 +90,7 @@ class CompactAttention(nn.MultiheadAttention):
         if is_causal and key_padding_mask is None and not need_weights:
             attn_mask = None  # a hint that torch takes in place of the mask
         gone = need_weights and len(self.kept_heads) < self.dense_heads
-        need_weights = need_weights and not gone
+        need_weights = need_weights and not gone  # of heads that are gone they are not known
         batched = query.dim() == 3
         if not batched:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -111,12 +111,11 @@ class CompactAttention(nn.MultiheadAttention):
                 q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
             )
         result = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        if probabilities is not None and average_attn_weights:
-            probabilities = probabilities.mean(1)
-        if gone:
+        if probabilities is not None:
+            probabilities = probabilities.mean(1) if average_attn_weights else probabilities
+            probabilities = probabilities if batched else probabilities.squeeze(0)
+        elif gone:
             probabilities = torch.empty(0).as_subclass(UnknownWeights)
-        elif probabilities is not None and not batched:
-            probabilities = probabilities.squeeze(0)
         if not batched:
             return result.squeeze(0), probabilities
         return (result if self.batch_first else result.transpose(0, 1)), probabilities

@@ -23,7 +23,6 @@ def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, 
     shapes: dict[str, tuple[int, ...]] = {}
     for number, name in coupling.tape.leaves.items():
         axes = coupling.axes.get(number, [])
-        dims: dict[int, Indices] = {}
         for dim, ids in enumerate(axes):
             if ids is None or not bool(gone[ids].any()):
                 continue
@@ -32,19 +31,17 @@ def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, 
                 rows = axes[0]
                 assert rows is not None
                 lines = lines[~gone[rows.flatten()]]
-            dims[dim] = _per_group([(~gone[line]).nonzero().flatten().tolist() for line in lines])
-        if dims:
-            kept[name] = dims
+            indices = [(~gone[line]).nonzero().flatten().tolist() for line in lines]
+            kept.setdefault(name, {})[dim] = _per_group(indices)
             shapes[name] = coupling.tape.shapes[number]
     return kept, shapes
 
 
 def _per_group(lines: list[list[int]]) -> Indices:
     """Lists that are the same for all rows of a group are written once per group, or once if there is only one."""
-    count = len(lines)
-    size = next(
-        s for s in range(count, 0, -1) if count % s == 0 and all(lines[i] == lines[i - i % s] for i in range(count))
-    )
+    count, size = len(lines), len(lines)
+    while count % size or any(lines[i] != lines[i - i % size] for i in range(count)):
+        size -= 1
     return lines[0] if size == count else lines[::size]
 
 
@@ -76,7 +73,10 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict
     for (number, dim), attribute in tape.sizes.items():
         if number in coupling.axes:
             ids = coupling.axes[number][dim]
-            left = tape.shapes[number][dim] if ids is None else _size(ids, dim, gone)
+            if ids is None:
+                left = tape.shapes[number][dim]
+            else:  # in a line that is not gone as a whole
+                left = int((~gone[ids.movedim(dim, -1).reshape(-1, ids.shape[dim])]).sum(1).max())
             found.setdefault(attribute, set()).add(left)
     changed: dict[str, dict[str, Any]] = {}
     for (path, name, place), sizes in found.items():
@@ -88,11 +88,6 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict
         new = after if place is None else (*value[:place], after, *value[place + 1 :])
         changed.setdefault(path, {})[name] = new
     return changed
-
-
-def _size(ids: Tensor, dim: int, gone: Tensor) -> int:
-    """How many indices are left along a dimension, in a line that is not gone as a whole."""
-    return int((~gone[ids.movedim(dim, -1).reshape(-1, ids.shape[dim])]).sum(1).max())
 
 
 def _why(units: Units, unit: int) -> str | None:

@@ -10,17 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SynflowError
+from ...support.private_torch import ConvNd, NormBase
+from ..record.tape import tensors
 from .attention import CompactAttention, Indices
 
 __all__ = ["Indices", "Kept", "cut", "paste", "shrink", "size", "tensors"]
 
 Kept = Mapping[str, Mapping[int, Indices]]
-
-
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, a tied one once under its first name."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
-    return found | dict(model.named_buffers())
 
 
 def cut(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
@@ -77,20 +73,17 @@ def shrink(
 
     Where only shapes matter, `hollow` parameters become zeros, which take no memory.
     """
-    names = {id(tensor): name for name, tensor in reversed(list(tensors(model).items()))}
-    parts: dict[str, Tensor] = {}
+    names = {id(tensor): name for name, tensor in tensors(model).items() if name in kept}
+    parts: dict[int, Tensor] = {}  # a tied weight stays tied
     for module in model.modules():
         touched: dict[str, Mapping[int, Indices]] = {}
         tables: list[dict[str, Any]] = [module._parameters, module._buffers]
         for slots in tables:
             for own, tensor in slots.items():
-                name = names.get(id(tensor)) if tensor is not None else None
-                if tensor is None or name is None or name not in kept:
-                    continue
-                if name not in parts:  # a tied weight stays tied
-                    parts[name] = _hollow(tensor, kept[name]) if name in hollow else _part(tensor, kept[name])
-                slots[own] = parts[name]
-                touched[own] = kept[name]
+                if (name := names.get(id(tensor))) is not None:
+                    if id(tensor) not in parts:
+                        parts[id(tensor)] = _part(tensor, kept[name], name in hollow)
+                    slots[own], touched[own] = parts[id(tensor)], kept[name]
         if touched:
             _remember(module, touched)
     for path, module in model.named_modules():
@@ -104,28 +97,25 @@ def shrink(
             setattr(model.get_submodule(path), name, value)
 
 
-def _part(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
-    part = cut(tensor.detach(), kept)
-    if part.dim() in (4, 5) and tensor.stride(1) == 1 and not tensor.is_contiguous():
-        part = part.contiguous(memory_format=torch.channels_last if part.dim() == 4 else torch.channels_last_3d)
-    return nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part
-
-
-def _hollow(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
-    shape = size(tensor.shape, kept)
-    if tensor.device.type == "cpu":
+def _part(tensor: Tensor, kept: Mapping[int, Indices], hollow: bool) -> Tensor:
+    if not hollow:
+        part = cut(tensor.detach(), kept)
+        if part.dim() in (4, 5) and tensor.stride(1) == 1 and not tensor.is_contiguous():
+            part = part.contiguous(memory_format=torch.channels_last if part.dim() == 4 else torch.channels_last_3d)
+    elif tensor.device.type == "cpu":
         # The system hands out pages of zeros when they are written to, and these never are.
+        shape = size(tensor.shape, kept)
         zeros = torch.from_numpy(np.zeros(shape.numel() * tensor.element_size(), np.uint8))
-        zeros = zeros.view(tensor.dtype).view(shape)
+        part = zeros.view(tensor.dtype).view(shape)
     else:
-        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-    return nn.Parameter(zeros, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else zeros
+        part = tensor.new_zeros(size(tensor.shape, kept))
+    return nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part
 
 
 def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> None:
     """Bring the sizes a module remembers in line with its weights."""
     any_module: Any = module
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, ConvNd):
         transposed = module.transposed
         rows = kept.get("weight", {}).get(0)
         if module.groups > 1 and rows is not None:
@@ -136,9 +126,8 @@ def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> N
         module.out_channels = inner * module.groups if transposed else outer
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, nn.modules.batchnorm._NormBase):
-        sized = module.weight if module.weight is not None else module.running_mean
-        module.num_features = len(sized) if sized is not None else module.num_features
+    elif isinstance(module, NormBase):
+        module.num_features = len(any_module.running_mean if module.weight is None else module.weight)
     elif isinstance(module, nn.Embedding):
         module.embedding_dim = module.weight.shape[1]
     elif isinstance(module, nn.PReLU):

@@ -34,31 +34,26 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
     `leaves` are the model's parameters and buffers by name, pruned weights at zero.
     """
     kernels = _read_as(tape, _kernel)
-    zero: dict[int, Tensor] = {}
-    settled: dict[int, Tensor] = {}  # zero for good: masked, or a buffer that nothing writes to
-    averaged = _running_means(tape)
+    alive: dict[int, Tensor] = {}
+    able: dict[int, Tensor] = {}  # where it can become nonzero: not what is masked, or a buffer that nothing writes to
     for number, name in tape.leaves.items():
-        zero[number] = _everywhere(leaves[name] == 0, number in kernels)
+        alive[number] = _anywhere(leaves[name] != 0, number in kernels)
         if number in tape.written:
-            zero[number] = torch.zeros_like(zero[number])
+            alive[number] = torch.ones_like(alive[number])
         if name in masks:
-            settled[number] = _everywhere(~masks[name], number in kernels)
+            able[number] = _anywhere(masks[name], number in kernels)
         elif not isinstance(leaves[name], torch.nn.Parameter):
-            settled[number] = zero[number]
+            able[number] = alive[number]
     while True:
-        alive, felt = nonzero_and_felt(tape, {number: ~plane for number, plane in zero.items()})
-        changed = False
-        for number, plane in zero.items():
-            woken = plane & felt[number]
-            if number in settled:
-                woken &= ~settled[number]
-            for source in averaged.get(number, ()):  # a running mean follows what it averages
-                woken = woken | (plane & channels(alive[source]).expand(plane.shape))
-            if bool(woken.any()):
-                zero[number] = plane & ~woken
-                changed = True
-        if not changed:
-            return alive
+        planes, felt = nonzero_and_felt(tape, alive)
+        woken = {number: plane & able[number] if number in able else plane for number, plane in felt.items()}
+        for step in tape.steps:
+            mean = step.ref("running_mean")
+            if step.name in aten.BATCH_NORMS and mean in woken:  # it follows what it averages
+                woken[mean] = woken[mean] | channels(planes[step.inputs[0]])
+        if not any(bool((plane & ~alive[number]).any()) for number, plane in woken.items()):
+            return planes
+        alive = {number: plane | woken[number] for number, plane in alive.items()}
 
 
 def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -77,31 +72,17 @@ def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str,
     return nonzero_only(tape, alive)
 
 
-def _everywhere(zero: Tensor, kernel: bool) -> Tensor:
-    """Kernels of convolutions are told apart by channels only, which saves looking at every weight again and again."""
-    return ~_anywhere(~zero, kernel) if kernel else zero
-
-
 def _anywhere(alive: Tensor, kernel: bool) -> Tensor:
-    """The same, for where weights are not zero."""
+    """Kernels of convolutions are told apart by channels only, which saves looking at every weight again and again."""
     if not kernel or alive.dim() <= 2:
         return alive
-    flat = alive.reshape(*alive.shape[:2], -1)
-    if alive.device.type == "cpu":  # torch's own `any` takes twice as long
-        folded = flat.view(torch.uint8).amax(-1).bool()
-    else:
-        folded = flat.any(-1)
-    return folded.reshape(*alive.shape[:2], *[1] * (alive.dim() - 2))
+    return alive.flatten(2).any(-1).reshape(*alive.shape[:2], *[1] * (alive.dim() - 2))
 
 
 def _read_as(tape: Tape, role: Callable[[Step], set[int | None]]) -> set[int]:
     """Leaves that steps read in one role, and in no other."""
-    found: set[int | None] = set()
-    others: set[int] = set()
-    for step in tape.steps:
-        found |= (own := role(step))
-        others.update(number for number in step.inputs if number not in own)
-    return {number for number in tape.leaves if number in found and number not in others}
+    found = {(number, number in role(step)) for step in tape.steps for number in step.inputs}
+    return {number for number in tape.leaves if (number, True) in found and (number, False) not in found}
 
 
 def _kernel(step: Step) -> set[int | None]:
@@ -112,14 +93,6 @@ def _shift(step: Step) -> set[int | None]:
     if step.name == "convolution" or step.name in aten.BATCH_NORMS:
         return {step.ref("bias"), step.ref("running_mean")}
     return {step.ref("self")} if step.name == "addmm" else set()
-
-
-def _running_means(tape: Tape) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for step in tape.steps:
-        if step.name in aten.BATCH_NORMS and (mean := step.ref("running_mean")) is not None:
-            found.setdefault(mean, []).append(step.inputs[0])
-    return found
 
 
 @dataclass
@@ -223,11 +196,10 @@ def _lines(step: Step, tape: Tape, x: Tensor) -> Tensor:
 def _normalised(state: _State, step: Step) -> Tensor:
     """Batch norm: a channel that is always zero is shifted by its mean, scaled, shifted."""
     x = state.value(step.inputs[0])
-    gain, rank = step.ref("weight"), x.dim()
     found = settled(channels(x) + state.value(step.ref("running_mean")))
-    if gain is not None:
+    if (gain := step.ref("weight")) is not None:
         found = found * state.value(gain)
-    return _per_channel(found + state.value(step.ref("bias")), rank)
+    return _per_channel(found + state.value(step.ref("bias")), x.dim())
 
 
 def _combined(step: Step, planes: list[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Axes", "Units", "shrunk", "spread"]
+__all__ = ["Axes", "Units", "factor", "gather", "shrunk", "spread"]
 
 Axes = list[Tensor | None]
 
@@ -31,6 +31,40 @@ def shrunk(ids: Tensor, own: int) -> Tensor:
         if dim != own and ids.shape[dim] > 1 and bool((ids == ids.narrow(dim, 0, 1)).all()):
             ids = ids.narrow(dim, 0, 1)
     return ids
+
+
+def factor(before: Sequence[int], after: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
+    """Sizes of which both shapes are made, and which of them make each dimension; None if there are none.
+
+    >>> factor((2, 12, 5), (2, 3, 20))
+    ([2, 3, 4, 5], [[0], [1, 2], [3]], [[0], [1], [2, 3]])
+    """
+    sizes: list[int] = []
+    made: tuple[list[list[int]], list[list[int]]] = ([[] for _ in before], [[] for _ in after])
+    places, rest = [0, 0], [1, 1]
+    shapes = (before, after)
+    while True:
+        for side in (0, 1):
+            while rest[side] == 1 and places[side] < len(shapes[side]):
+                rest[side] = shapes[side][places[side]]
+                places[side] += 1
+        if rest == [1, 1]:
+            return sizes, *made
+        small = min(rest)
+        if small <= 1 or rest[0] % small or rest[1] % small:
+            return None
+        for side in (0, 1):
+            made[side][places[side] - 1].append(len(sizes))
+            rest[side] //= small
+        sizes.append(small)
+
+
+def gather(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -> Tensor:
+    """A plane seen in factors, put together to the dimensions they make."""
+    full = {p for places in made for p in places if any(plane.shape[q] > 1 for q in places)}
+    plane = plane.expand([size if place in full else plane.shape[place] for place, size in enumerate(sizes)])
+    shape = [int(torch.Size([plane.shape[p] for p in places]).numel()) for places in made]
+    return plane.reshape(shape)
 
 
 @dataclass

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ...support import windows
 from ...support.private_torch import TorchDispatchMode, pytree
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
-from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of
+from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of, tensors
 
 __all__ = ["FLAGS", "recording"]
 
@@ -90,25 +89,18 @@ class _Recorder(TorchDispatchMode):
         for argument in schema.arguments:
             if argument.name not in named and argument.has_default_value():
                 named[argument.name] = argument.default_value
-        read: list[int] = []
-
-        def refer(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                read.append(self.number(leaf))
-                return Ref(read[-1])
-            return leaf
-
-        by_name = {name: pytree.tree_map(refer, value) for name, value in named.items()}
+        by_name = pytree.tree_map(lambda leaf: Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf, named)
+        read = [leaf.number for leaf in pytree.tree_leaves(by_name) if isinstance(leaf, Ref)]
         result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
         for argument in schema.arguments:
             written = named.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
                 self.write(written)
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor) and not any(tensor is a for a in named.values()):
-                self.new_number(tensor)
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        outputs = tuple(self.number(t) for t in made)
+        for tensor in made:
+            if not any(tensor is a for a in named.values()):
+                self.new_number(tensor)
+        outputs = tuple(map(self.number, made))
         name = func._schema.name.split("::")[1]
         name = name.removesuffix("_") if not name.startswith("__") else name
         self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
@@ -154,8 +146,7 @@ class _Recorder(TorchDispatchMode):
         if old in self.tape.leaves:
             self.tape.written.add(old)
         number = self.new_number(tensor)
-        sharing = self.storages.get(tensor.untyped_storage().data_ptr(), [])
-        for other in sharing:
+        for other in self.storages.get(tensor.untyped_storage().data_ptr(), []):
             if other not in (old, number):
                 self.stale.setdefault(other, []).append(number)
 
@@ -196,19 +187,12 @@ class _Calls(TorchFunctionMode):
         return attribute._replace(path=path) if value == size else attribute
 
 
-def _zeros(
-    x: Tensor, weight: Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any,
-    groups: int,
-) -> Tensor:  # fmt: skip
-    """What a convolution returns, without its values. Meta tensors could tell, but import 40 MB of torch."""
-    sizes = []
-    for dim, length in enumerate(x.shape[2:]):
-        step, pad, apart, more = (each[dim if len(each) > 1 else 0] for each in (stride, padding, dilation, extra))
-        width = weight.shape[2 + dim]
-        # A transposed convolution returns the image from which a convolution would cut as many windows.
-        whole = (length - 1) * step - 2 * pad + apart * (width - 1) + 1 + more
-        sizes.append(whole if transposed else windows.count(length, width, step, pad, apart))
-    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *sizes)
+def _zeros(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> Tensor:
+    """What a convolution returns, without its values: one of a single channel tells the size of the image."""
+    *plain, groups = how
+    image = torch.ops.aten.convolution(x[:1, :1], weight[:1, :1], None, *plain, 1)
+    transposed = plain[3]
+    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *image.shape[2:])
 
 
 @contextlib.contextmanager
@@ -225,7 +209,7 @@ def recording(
     """
     recorder = _Recorder(tape, training, hollow, turned)
     known = {name: number for number, name in tape.leaves.items()}
-    for name, tensor in _leaves(model):
+    for name, tensor in tensors(model).items():
         number = known.get(name, len(tape.shapes))
         if name not in known:
             tape.shapes.append(tuple(tensor.shape))
@@ -248,14 +232,5 @@ def recording(
             hook.remove()
         for module, mode in modes.items():
             module.training = mode
-        for _, tensor in _leaves(model):
+        for tensor in tensors(model).values():
             delattr(tensor, NUMBER)
-
-
-def _leaves(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, a tied one once under its first name."""
-    seen: set[int] = set()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...support.private_torch import pytree
 from .aten_names import FILLED, SAME, elementwise
 from .attributes import Attribute
 
-__all__ = ["NUMBER", "Call", "Decision", "Ref", "Step", "Tape", "mark_outputs", "never_zero", "number_of", "tensors_in"]
+__all__ = ["NUMBER", "Call", "Decision", "Ref", "Step", "Tape", "mark_outputs", "never_zero", "number_of", "tensors",
+           "tensors_in"]  # fmt: skip
 
 NUMBER = "_synflow_number"  # the attribute of a tensor that holds its tape and its number there
 
@@ -135,8 +136,7 @@ class Tape:
 
         What the model's code decides on counts as an output, unless it is the same for all inputs.
         """
-        varying = {number for number in range(len(self.shapes)) if number not in self.leaves}
-        varying |= self.trained | self.written
+        varying = set(range(len(self.shapes))) - self.leaves.keys() | self.trained | self.written
         for step in self.steps:
             if varying.isdisjoint(step.inputs):
                 varying.difference_update(step.outputs)
@@ -157,13 +157,19 @@ def number_of(tensor: Tensor, tape: Tape) -> int | None:
     return number if owner is tape else None
 
 
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, a tied one once under its first name."""
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    first = {id(tensor): name for name, tensor in reversed(named.items())}
+    return {name: tensor for name, tensor in named.items() if first[id(tensor)] == name}
+
+
 def tensors_in(tree: Any, _seen: frozenset[int] = frozenset()) -> list[Tensor]:
     """All tensors in what a model returned: nested lists, mappings, data classes and other plain objects."""
     if isinstance(tree, Tensor):
         return [tree]
-    if tree is None or isinstance(tree, str | bytes | int | float | complex | torch.dtype | torch.device | type):
-        return []
-    if id(tree) in _seen:
+    plain = str | bytes | int | float | complex | torch.dtype | torch.device | type
+    if tree is None or isinstance(tree, plain) or id(tree) in _seen:
         return []
     if isinstance(tree, Mapping):
         parts: Iterable[Any] = tree.values()
@@ -176,9 +182,8 @@ def tensors_in(tree: Any, _seen: frozenset[int] = frozenset()) -> list[Tensor]:
 
 def mark_outputs(tape: Tape, outputs: Any) -> None:
     """Note the tensors that the model returned."""
-    for tensor in tensors_in(outputs):
-        if (number := number_of(tensor, tape)) is not None:
-            tape.outputs.add(number)
+    numbers = [number_of(tensor, tape) for tensor in tensors_in(outputs)]
+    tape.outputs.update(number for number in numbers if number is not None)
 
 
 def never_zero(x: Tensor, remark: str) -> Tensor:
