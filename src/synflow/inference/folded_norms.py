@@ -107,7 +107,7 @@ def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
     for norm in seen.tape.steps:
         if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
             continue
-        layer = seen.makers.get(norm.inputs[0])
+        layer = seen.maker(norm.inputs[0])
         if layer is None or seen.reads[norm.inputs[0]] > 1 or type(model.get_submodule(layer.module)) not in _LAYERS:
             continue
         both_alone = seen.alone(model, layer.module) and seen.alone(model, norm.module)

@@ -20,28 +20,28 @@ __all__ = ["RecordedRun", "record"]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The steps of a run, by what they made and by what they read; how often each tensor was read; the precision in
-    which the model ran; the numbers of parameters and buffers by name."""
+    """The steps of a run, how often each tensor was read or returned, and the precision in which the model ran."""
 
     tape: Tape
-    makers: dict[int, Step]
-    readers: dict[int, Step]
     reads: Counter[int]
     dtype: torch.dtype
-    names: dict[str, int]
 
     def alone(self, model: nn.Module, path: str) -> bool:
         """Weights of its own, read once: what other places read, too, can't be changed for one of them."""
         module = model.get_submodule(path)
-        own = [f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        return not hooked and all(name in self.names and self.reads[self.names[name]] == 1 for name in own)
+        own = {f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)}
+        once = {name for number, name in self.tape.leaves.items() if self.reads[number] == 1}
+        return not module._forward_hooks and not module._forward_pre_hooks and own <= once
+
+    def maker(self, number: int) -> Step | None:
+        """The step that made a tensor; None for what the model was given."""
+        return next((step for step in reversed(self.tape.steps) if number in step.outputs), None)
 
     def reader(self, number: int) -> Step | None:
         """The one step that reads a tensor; None if several do, or none, or the model returns it."""
         if self.reads[number] != 1 or number in self.tape.outputs:
             return None
-        return self.readers[number]
+        return next(step for step in self.tape.steps if number in step.inputs)
 
 
 def record(model: nn.Module, example: Any) -> RecordedRun:
@@ -55,11 +55,8 @@ def record(model: nn.Module, example: Any) -> RecordedRun:
         except Exception as cause:
             problem = problem or cause
         else:
-            reads = Counter(number for step in tape.steps for number in step.inputs)
-            reads.update(tape.outputs)
-            makers = {number: step for step in tape.steps for number in step.outputs}
-            readers = {number: step for step in tape.steps for number in step.inputs}
-            return RecordedRun(tape, makers, readers, reads, dtype, {name: n for n, name in tape.leaves.items()})
+            read = (number for step in tape.steps for number in step.inputs)
+            return RecordedRun(tape, Counter([*read, *tape.outputs]), dtype)
     raise SynflowError(
         f"{type(model).__name__} does not run on the example: {type(problem).__name__}: {problem}; "
         "pass inputs that the model takes, a tuple for several or a dict for named ones"

@@ -63,12 +63,10 @@ def _not_followed(coupling: Coupling, step: Step) -> str | None:
 
 
 def _product(c: Coupling, step: Step) -> None:
-    product = contraction(step, c.tape)
-    assert product is not None
-    if product.groups:
-        convolution(c, product)
+    if step.name == "convolution":
+        convolution(c, contraction(step, c.tape))
     else:
-        matrix_product(c, product, attention=step.module in c.flexible)
+        matrix_product(c, contraction(step, c.tape), attention=step.module in c.flexible)
 
 
 def _elementwise(c: Coupling, step: Step) -> None:

@@ -157,7 +157,8 @@ def _planes(state: _State, step: Step) -> list[Tensor] | None:
     """The planes of a step's results; None if there is no rule."""
     name, tape, dim = step.name, state.tape, step.args.get("dim", 0)
     planes = [state.value(number) for number in step.inputs]
-    if (c := contraction(step, tape)) is not None:
+    if name in aten.OPERANDS:
+        c = contraction(step, tape)
         found = c.show(product(c.see(state.value(c.x), 0), c.see(state.value(c.y), 1)))
         bias = state.value(c.bias)
         return [found + (_per_channel(bias, found.dim()) if c.groups else bias)]

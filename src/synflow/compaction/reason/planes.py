@@ -134,17 +134,13 @@ class Contraction:
         return plane if len(shape) == 3 else plane.squeeze(0)
 
 
-def contraction(step: Step, tape: Tape) -> Contraction | None:
-    """The step as a contraction, None if it is something else."""
-    if step.name not in OPERANDS:
-        return None
-    x, y, bias = (step.ref(name) for name in OPERANDS[step.name])
-    assert x is not None
-    assert y is not None
-    shapes = (tape.shapes[x], tape.shapes[y], tape.shapes[step.outputs[0]])
-    return Contraction(
-        x, y, step.outputs[0], bias, shapes, step.args.get("groups", 0), bool(step.args.get("transposed"))
-    )
+def contraction(step: Step, tape: Tape) -> Contraction:
+    """A sum of products (one of `OPERANDS`) as a contraction."""
+    first, second, third = OPERANDS[step.name]
+    x, y, out = step.args[first].number, step.args[second].number, step.outputs[0]
+    shapes = (tape.shapes[x], tape.shapes[y], tape.shapes[out])
+    groups, transposed = step.args.get("groups", 0), bool(step.args.get("transposed"))
+    return Contraction(x, y, out, step.ref(third), shapes, groups, transposed)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
