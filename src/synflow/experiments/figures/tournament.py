@@ -65,8 +65,9 @@ PAPER: Stages = tuple(
     for compression in EVERYWHERE
 )
 SMOKE: Stages = (("conv", 10.0, ("balanced", "SynFlow", "random, ERK densities")), ("conv", 1.0, ("dense",)))
-# A transformer learns late: the same comparison with twice the images and half as many epochs again.
+# What the shorter runs leave open, with twice the images: a transformer learns late, and large weights turn slowly.
 LONGER = {"train_per_class": 1000, "epochs": 12, "evaluate_every": 12}
+LONGER_STAGES: Stages = (("vit", 10.0, FIRST[:3]), ("resnet20", 50.0, FIRST), ("resnet20", 20.0, FIRST))
 # Networks that sparse loops do not serve train slower: fewer epochs.
 FEWER = {"epochs": 8, "evaluate_every": 8}
 # Transformers learn little from plain momentum.
@@ -78,7 +79,7 @@ def configs(scale: str) -> list[Config]:
     stages = {"smoke": SMOKE, "laptop": LAPTOP}.get(scale, PAPER)
     runs = _runs(scale, stages, (0,) if scale == "smoke" else (0, 1, 2))
     if scale == "laptop":
-        trained = _runs(scale, (("vit", 10.0, FIRST[:3]),), (0, 1, 2))
+        trained = _runs(scale, LONGER_STAGES, (0, 1, 2))
         runs = itertools.chain(runs, (configured(config, **LONGER) for config in trained))
     return unique(runs)
 
