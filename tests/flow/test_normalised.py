@@ -121,6 +121,32 @@ def test_engines_choose_the_same_weights_and_scales_before_norms_do_not_matter(n
     assert different(fast, pruned(model, example)) == 0
 
 
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_scales_far_from_one_do_not_matter_either(factor):
+    """The mean flow may be far below the epsilon that a batch norm adds to its variance."""
+    model, example = branched()
+    found = synflow.score(model, example, "balanced")
+    model[0].branch[0].weight.data.mul_(factor)
+    model[0].branch[2].weight.data.mul_(factor)
+    for name, score in synflow.score(model, example, "balanced").items():
+        torch.testing.assert_close(score / score.sum(), found[name] / found[name].sum(), rtol=1e-9, atol=0)
+
+
+def test_other_scores_of_a_network_see_its_own_statistics():
+    model, example = branched()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.uniform_(module.running_mean, 0.5, 2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    model[0].branch[0].weight.data.mul_(1e-6)
+    network = open_network(model, example)
+    paper, own = synflow.SCORES["synflow"](network), synflow.SCORES["balanced"](network)
+    assert all(torch.equal(score, paper[name]) for name, score in synflow.SCORES["synflow"](network).items())
+    assert all(torch.equal(score, own[name]) for name, score in synflow.SCORES["balanced"](network).items())
+    assert all(torch.equal(buffer, dict(model.named_buffers())[name]) for name, buffer in network.model.named_buffers())
+    assert all(norm.eps > 0 for norm in network.model.modules() if isinstance(norm, nn.BatchNorm1d))
+
+
 def test_chains_keep_the_masks_of_the_paper():
     model, example = small("vgg11_bn")
     for module in model.modules():

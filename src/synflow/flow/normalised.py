@@ -8,8 +8,12 @@ batch norm of the private copy gets statistics by which it divides by the mean f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..network.private_copy import Network
 from .measure import measure
@@ -31,13 +35,38 @@ def normalise(network: Network) -> bool:
     return bool(network.constants["normalised"])
 
 
+@contextmanager
+def normalised(network: Network) -> Iterator[bool]:
+    """The same within a block: other scores of the network see its own statistics."""
+    before = [(norm, mean.clone(), variance.clone(), eps) for norm, mean, variance, eps in _norms(network)]
+    try:
+        yield normalise(network)
+    finally:
+        network.constants.pop("normalised", None)
+        with torch.no_grad():
+            for norm, mean, variance, eps in before:
+                norm.running_mean.copy_(mean)
+                norm.running_var.copy_(variance)
+                if getattr(norm, "eps", 0.0) != eps:
+                    norm.eps = eps
+
+
 def _normalised(network: Network) -> bool:
     found = measure(network, options=PassOptions(norms=True), gradients=False).mean_flows
-    for module in network.model.modules():
-        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    for norm, mean, variance, eps in _norms(network):
         scale, exponent = found.get(id(variance), (0.0, 0))
-        if mean is not None and variance is not None and float(scale) > 0:
+        if float(scale) > 0:
             mean.zero_()
             square = 4.0 ** max(min(math.log2(float(scale)) + exponent, MOST), -MOST)
-            variance.fill_(max(square - getattr(module, "eps", 0.0), 0.0))
+            if square < eps:  # a variance alone cannot make up for so small a scale
+                norm.eps = eps = 0.0
+            variance.fill_(square - eps)
     return bool(found)
+
+
+def _norms(network: Network) -> Iterator[tuple[Any, Tensor, Tensor, float]]:
+    """Modules that have statistics, with these and what is added to the variance."""
+    for module in network.model.modules():
+        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        if isinstance(mean, Tensor) and isinstance(variance, Tensor):
+            yield module, mean, variance, getattr(module, "eps", 0.0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..flow.measure import absolute, measure
-from ..flow.normalised import normalise
+from ..flow.normalised import normalised
 from ..flow.paths import cuts
 from ..network.private_copy import Network
 from .engine import balanced_scores
@@ -82,8 +82,9 @@ def balanced(network: Network, masks: Mapping[str, Tensor] | None = None) -> Sco
 
     In networks with batch norms and branches the flow is normalised, and shares are of |w| sqrt(dR/d|w|).
     """
-    spread, magnitudes = normalise(network), absolute(network, masks)
-    return balanced_scores(measure(network, magnitudes=magnitudes), magnitudes, cuts(network), spread)
+    magnitudes = absolute(network, masks)
+    with normalised(network) as spread:
+        return balanced_scores(measure(network, magnitudes=magnitudes), magnitudes, cuts(network), spread)
 
 
 def magnitude(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
