@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import SynflowError
 from ..flow.measure import Measurement, measure
+from ..flow.normalised import normalised
 from ..flow.passes import SHARED, WITHOUT_SHIFTS
 from ..flow.paths import fewest_weights, repeats, shortest_path
 from ..masks.results import Step
@@ -32,7 +34,11 @@ Rescue = Callable[..., Iterator[dict[str, Tensor]]]
 
 def flow_steps(run: PruningRun, hold: bool) -> Iterator[Step]:
     """Each step of a run. Without `hold`, steps come without scores, and without masks but for the last."""
-    engine = run.new_engine()
+    with normalised(run.network) if run.traits.balanced else nullcontext(False) as spread:
+        yield from _steps(run, run.new_engine(spread), hold)
+
+
+def _steps(run: PruningRun, engine: Engine, hold: bool) -> Iterator[Step]:
     layers = LayerGuard(run, engine) if run.guard_layers else None
     layers = layers if layers is not None and layers.needed else None
     try:

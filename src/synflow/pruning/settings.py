@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError, brief, check_flag, choose
-from ..flow.normalised import normalise
 from ..flow.paths import cuts
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
@@ -76,11 +75,11 @@ class PruningRun:
         """Whether the lightest weights of all may simply go."""
         return self.scope is global_scope and self.shield is None
 
-    def new_engine(self) -> Engine:
-        """The engine for a flow score."""
+    def new_engine(self, spread: bool) -> Engine:
+        """The engine for a flow score; `spread` says that the flow is normalised."""
         balanced, power = self.traits.balanced, self.traits.flow_power or 1
         kept = cuts(self.network) if balanced else frozenset()
-        settings = EngineSettings(power, balanced, kept, balanced and normalise(self.network), self.steps)
+        settings = EngineSettings(power, balanced, kept, spread, self.steps)
         engine: Engine = engine_named(self.engine)(self.network, self.start, settings)
         return engine
 
