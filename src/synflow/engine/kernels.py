@@ -164,6 +164,26 @@ def products_at(positions: Array, left: Array, seen: Array, weights: Array, root
         values[index] = weights[positions[index]] * (np.sqrt(total) if root else total)
 
 
+@njit(nogil=True, cache=True, fastmath=SUMS)
+def sum_of_roots(weights: Array, left: Array, right: Array) -> float:
+    """The sum of `weights * sqrt(left @ right)`, for few positions."""
+    (rows, columns), inner, total = weights.shape, left.shape[1], 0.0
+    products = np.empty(min(WIDE, columns), weights.dtype)
+    for i in range(rows):
+        for start in range(0, columns, WIDE):
+            width = min(WIDE, columns - start)
+            row, part = weights[i, start : start + width], weights.dtype.type(0)
+            products[:width] = 0
+            for p in range(inner):
+                factor, line = left[i, p], right[p, start : start + width]
+                for j in range(width):
+                    products[j] += factor * line[j]
+            for j in range(width):
+                part += row[j] * np.sqrt(products[j])
+            total += part
+    return total
+
+
 @cache
 def pool() -> ThreadPoolExecutor:
     """The threads that compiled loops run on, besides the caller's own."""

@@ -21,6 +21,8 @@ from .thresholds import Thresholds
 
 # No product of a magnitude and a gradient below this overflows float32.
 HUGE = 1e37
+# With at most this many positions a compiled loop sums scores with roots faster than products of matrices do.
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,16 @@ class FactoredScores:
 
     def root_sums(self) -> dict[str, float]:
         """The sums of the scores of the tensors in `roots`."""
-        return {
-            name: math.fsum(float(block.sum(dtype=torch.float64)) for _, _, block in self.blocks(name))
-            for name in self.magnitudes
-            if name in self.roots
-        }
+        sums, tasks = {}, {}
+        for name in (name for name in self.magnitudes if name in self.roots):
+            pair = self.pair(name) if self.loops is not None else None
+            if pair is not None and pair[0].shape[1] <= FEW:
+                weights = self.magnitudes[name].reshape(self.gradients[name].rows, -1).numpy()
+                tasks[name] = partial(self.loops.sum_of_roots, weights, pair[0], np.ascontiguousarray(pair[1].T))
+            else:
+                sums[name] = math.fsum(float(block.sum(dtype=torch.float64)) for _, _, block in self.blocks(name))
+        found = self.loops.side_by_side(list(tasks.values())) if tasks else []
+        return sums | {name: float(total) for name, total in zip(tasks, found, strict=True)}
 
     def sample(self, total: int) -> np.ndarray:
         """Sorted scores of some kept weights, each as likely to be among them as any other.
