@@ -63,7 +63,7 @@ test: .venv/dev .venv/browser
 
 # Fewer random networks than `make test` tries, not all combinations, and no other processes: for the inner loop.
 test-fast: .venv/dev
-	SYNFLOW_EXAMPLES=10 $(PYTEST) -m "not slow and not integration and not exhaustive"
+	SYNFLOW_EXAMPLES=7 $(PYTEST) -m "not slow and not integration and not exhaustive"
 
 test-slow: .venv/dev
 	$(PYTEST) -m slow

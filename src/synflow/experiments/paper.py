@@ -185,7 +185,8 @@ def _not_reduced(name: str) -> str:
 def _setting(results: Sequence[Mapping[str, Any]]) -> str:
     """Networks, data and training in one sentence each."""
     said = []
-    for result in {(r["config"]["model"], r["config"]["dataset"]): r for r in results}.values():
+    kinds = {tuple(r["config"][key] for key in ("model", "dataset", "train_per_class")): r for r in results}
+    for result in kinds.values():
         config, recipe = result["config"], result["config"]["recipe"]
         width = "" if config["width"] == 1 else f" at {config['width']:g} of its width"
         text = f"{config['model']}{width} on {config['dataset']}"
