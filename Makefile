@@ -17,8 +17,8 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make demo       five methods prune and train a network on real digits; 3 minutes, a report at the end"
-	@echo "make test       lint, types, tests; about 8 minutes on two cores"
-	@echo "make test-fast  the tests of the core; about 2 minutes on two cores"
+	@echo "make test       lint, types, tests; about 6 minutes on two cores"
+	@echo "make test-fast  the tests of the core; about 75 seconds on two cores"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make fuzz       fast engine against plain engine, and the laws, on 20,000 random networks"
 	@echo "make zoo        every architecture of docs/zoo.md, pruned and certified"
