@@ -32,7 +32,7 @@ EPILOG = "Exit codes: 0 done, 1 the answer is no, 2 wrong input, 70 a bug, 130 s
 
 app = typer.Typer(
     name="synflow",
-    help="Prune neural networks before training, without data, with a proof that no layer collapses.",
+    help="Prune neural networks before training, without data, with a proof that a path from input to output stays.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -64,11 +64,11 @@ def main(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Prune neural networks before training, without data, with a proof that no layer collapses."""
+    """Prune neural networks before training, without data, with a proof that a path from input to output stays."""
 
 
 def _command() -> Any:
-    """The application for click, without words such as <bool> and line breaks of the source in --help."""
+    """The application for click, whose --help omits type names such as <bool> and line breaks of the source."""
     command: Any = typer.main.get_command(app)
     for one in (command, *command.commands.values()):
         one.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (one.help or "").split("\n\n"))
@@ -77,7 +77,7 @@ def _command() -> Any:
                 if getattr(parameter, "is_flag", False):
                     parameter.metavar = ""
                 elif parameter.param_type_name == "argument":
-                    parameter.display_type_rich = lambda **_: None  # its name says what it is
+                    parameter.display_type_rich = lambda **_: None  # its name shows the type
     return command
 
 
@@ -87,13 +87,13 @@ def run(argv: list[str]) -> int:
     try:
         _command()([word for word in argv if word != "--debug"], prog_name="synflow")
     except SystemExit as leave:
-        # typer turns an interrupt and a closed pipe into exit codes; what they were is in the chain of causes.
+        # typer turns an interrupt and a closed pipe into exit codes; the original error is in the chain of causes.
         stop = next((cause for cause in _causes(leave) if isinstance(cause, KeyboardInterrupt)), None)
         if stop is not None:
             said = f"stopped{stop}" if str(stop)[:1] in ("", " ", ";") else f"stopped: {stop}"
             return _fail(f"\r\033[K{said}" if sys.stderr.isatty() else said, 130)
         if any(isinstance(cause, BrokenPipeError) for cause in _causes(leave)):
-            # Whoever read the output has seen enough; Python must not complain about it at exit.
+            # The reader of a pipe has stopped reading; Python must not report that as an error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 2

@@ -18,16 +18,18 @@ class Timed:
 
     train_batch: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=1, help="Batch of the training step; repeatable.", show_default="128"),
+        typer.Option(metavar="N", min=1, help="Batch size of the training step. Repeatable.", show_default="128"),
     ] = None
     batch: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=1, help="Batch of inference; repeatable.", show_default="1 and 64"),
+        typer.Option(metavar="N", min=1, help="Batch size of inference. Repeatable.", show_default="1 and 64"),
     ] = None
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements of each figure.")] = 15
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements per figure.")] = 15
     threads: options.Threads = None
-    onnx: Annotated[bool, typer.Option("--onnx", help="Time onnxruntime as well.")] = False
-    openvino: Annotated[bool, typer.Option("--openvino", help="Time OpenVINO as well.")] = False
-    folded: Annotated[bool, typer.Option("--folded", help="Time inference with batch norms folded as well.")] = False
-    forms: Annotated[bool, typer.Option("--forms", help="Time inference folded and frozen, dense and compact.")] = False
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also time onnxruntime.")] = False
+    openvino: Annotated[bool, typer.Option("--openvino", help="Also time OpenVINO.")] = False
+    folded: Annotated[bool, typer.Option("--folded", help="Also time inference with folded batch norms.")] = False
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Also time folded and frozen inference, dense and compact.")
+    ] = False
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Use the channels-last layout.")] = False

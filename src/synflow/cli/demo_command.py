@@ -30,7 +30,7 @@ def demo(
     epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Epochs of each training run.")] = 6,
     compression: Annotated[
         list[float] | None,
-        typer.Option(metavar="X", help="Compressions to try; repeatable.", show_default="10 30 100 300 1000 3000"),
+        typer.Option(metavar="X", help="Compressions to try. Repeatable.", show_default="10 30 100 300 1000 3000"),
     ] = None,
     width: Annotated[int, typer.Option(metavar="N", min=4, help="Channels of the first layers.")] = 64,
     seed: options.Seed = 0,
@@ -40,7 +40,7 @@ def demo(
 ) -> None:
     """See it work in three minutes, offline: five methods prune and train a network on real digits.
 
-    Trains the network dense, masked and compact as well; ends with a table and an HTML report.
+    Also trains the dense, masked and compact network; ends with a table and an HTML report.
     """
     wanted = sorted(set(compression or COMPRESSIONS))
     if min(wanted) < 1:

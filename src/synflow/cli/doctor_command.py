@@ -12,9 +12,9 @@ __all__ = ["doctor"]
 
 
 def doctor(json: options.Json = False) -> None:
-    """Check this machine: versions, devices, extras, and the laws of the flow; exit code 1 if a law fails.
+    """Check this machine: versions, devices, extras, and the laws of the flow.
 
-    So does a package that is installed and cannot be imported.
+    Exit code 1 if a law fails, or if an installed package cannot be imported.
     """
     from .doctor_checks import diagnosis
     from .output import print_json

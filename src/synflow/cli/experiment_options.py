@@ -1,4 +1,4 @@
-"""Options of `paper`, `sweep` and `results`: where runs live, what is changed, where and how they happen."""
+"""Options of `paper`, `sweep` and `results`: the folder of the runs, changed settings, where and how runs execute."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Runs", "Settings", "Where", "parse_settings"]
 
-Runs = Annotated[Path, typer.Option(metavar="DIR", help="Where runs live; finished ones are never done again.")]
+Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs; finished runs are not repeated.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Another setting for all runs, e.g. images=48. Repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of all runs, e.g. images=48. Repeatable."),
 ]
 
 
 def parse_settings(words: list[str] | None) -> dict[str, Any]:
-    """Settings from `name=value`; values are read as JSON where they can be, else as words.
+    """Settings from `name=value`; a value is read as JSON if possible, else as text.
 
     >>> parse_settings(["images=48", "dataset=digits32", "drops=[3, 5]", "steps=none"])
     {'images': 48, 'dataset': 'digits32', 'drops': [3, 5], 'steps': None}
@@ -52,7 +52,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Where:
-    """Options that say where and how runs happen; they decide nothing about results."""
+    """Options that say where and how runs execute; they do not affect results."""
 
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder with the data sets' published files.")
@@ -61,9 +61,9 @@ class Where:
     on: Annotated[str, typer.Option(metavar="PLACE", help="here, local (worker processes) or ray.")] = "here"
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs at a time (local, ray).")] = None
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of each run.")] = None
-    retries: Annotated[int, typer.Option(metavar="N", min=0, help="How often a failed run is tried again.")] = 2
+    retries: Annotated[int, typer.Option(metavar="N", min=0, help="How often a failed run is retried.")] = 2
     address: Annotated[
-        str | None, typer.Option(metavar="URL", help="A Ray cluster; without, a local Ray is started.")
+        str | None, typer.Option(metavar="URL", help="Address of a Ray cluster; without it a local Ray starts.")
     ] = None
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "cpu"
     compile: Annotated[bool, typer.Option("--compile", help="Train through torch.compile.")] = False
@@ -72,7 +72,7 @@ class Where:
     )
 
     def context(self) -> Context:
-        """Where data lie, and what a run computes on."""
+        """The data folder and the device of a run."""
         from ..experiments.runs import Context
         from ..experiments.training import pick_device
 
@@ -82,7 +82,7 @@ class Where:
         )  # fmt: skip
 
     def place(self) -> Place:
-        """Where the runs of a sweep happen, and how many at a time."""
+        """Where the runs of a sweep execute, and how many at a time."""
         from ..experiments.sweeps import Place
 
         return Place(self.on, self.workers, self.threads, self.retries, self.address)

@@ -1,4 +1,4 @@
-"""`synflow inspect`, `certify` and `compare`: their options. What they do is in `inspect_run`."""
+"""`synflow inspect`, `certify` and `compare`: their options. `inspect_run` does the work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from .option_groups import with_groups
 
 __all__ = ["certify", "compare", "inspect"]
 
-Either = Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A folder of `synflow prune`, or a file of masks.")]
+Either = Annotated[
+    Path, typer.Argument(metavar="DIR|FILE", help="A folder that `synflow prune` wrote, or a file of masks.")
+]
 
 
 def inspect(path: Either, json: options.Json = False) -> None:
-    """Show a pruned network from its files alone: how it was made, and every layer. No model is built."""
+    """Show the settings and every layer of a pruned network, from its files alone. Builds no model."""
     from .inspect_run import run_inspect
 
     run_inspect(path, json)
@@ -28,10 +30,10 @@ def certify(
     *,
     model: options.ModelOfMasks = None,
     origin: options.Origin,
-    write: Annotated[bool, typer.Option("--write", help="Write certificate.json into the folder anew.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rewrite certificate.json in the folder.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Measure a pruned network anew and print its certificate; exit code 1 if no path is left.
+    """Measure a pruned network again and print its certificate; exit code 1 if no path remains.
 
     [bold]synflow certify pruned[/bold]
 
@@ -43,16 +45,19 @@ def certify(
 
 
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of `synflow prune`, or masks.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Folders that `synflow prune` wrote, or files of masks.")
+    ],
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a report that compares them (folders only).")
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Compare pruned networks of one model layer by layer: density of each, and the overlap of their masks.
+    """Compare pruned networks of one model layer by layer: densities, and the overlap of their masks.
 
-    Overlap: of the weights that either keeps, the share that both keep; beside it, what chance would give.
+    Overlap: of the weights that either mask keeps, the share that both keep. The next column shows the share expected
+    by chance.
     """
     from .inspect_run import run_compare
 

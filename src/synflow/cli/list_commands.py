@@ -1,4 +1,4 @@
-"""`synflow models`, `scores`, `schedules`, `scopes`, `data`: what there is to choose from, one line each."""
+"""`synflow models`, `scores`, `schedules`, `scopes`, `data`: the available names, one line each."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ FAMILIES = (
     ("resnet50", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet101", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
-    ("mobilenet*", "MobileNet: depthwise and 1x1 convolutions"),
-    ("vit*", "vision transformer"),
+    ("mobilenet*", "MobileNet: inverted residuals, depthwise convolutions, for small images"),
+    ("vit*", "small vision transformer, 6 blocks"),
     ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
-    ("mobilenet", "inverted residuals with depthwise convolutions, for small images"),
-    ("vit", "a small vision transformer, 6 blocks"),
 )
 OTHERS = {
     "timm:NAME": "models of timm; `synflow models timm` lists them",
@@ -43,7 +41,7 @@ def models(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the models that can be named: built-in ones, or those of timm or torchvision."""
+    """List the built-in models, or those of timm or torchvision."""
     from .output import print_json, say
 
     library, _, rest = (pattern or "").partition(":")
@@ -84,21 +82,21 @@ def scores(json: options.Json = False) -> None:
 
 
 def schedules(json: options.Json = False) -> None:
-    """List the schedules by which density falls over the steps."""
+    """List the schedules: the density after each step."""
     from ..pruning.schedules import SCHEDULES
 
     _list("schedule", SCHEDULES, json)
 
 
 def scopes(json: options.Json = False) -> None:
-    """List the scopes: which weights compete, and so which density each layer gets."""
+    """List the scopes: which weights compete, and the density of each layer."""
     from ..pruning.scopes import SCOPES
 
     _list("scope", SCOPES, json)
 
 
 def data(json: options.Json = False) -> None:
-    """List the data sets that can be named."""
+    """List the known data sets."""
     from ..experiments.data import DATASETS
 
     _list("data set", DATASETS, json)

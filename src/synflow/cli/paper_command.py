@@ -1,4 +1,4 @@
-"""`synflow paper`: run the paper's experiments, draw its figures, or say what that will take."""
+"""`synflow paper`: run the paper's experiments, draw its figures, or estimate the cost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="list|plan|draw|FIGURE",
-            help="Figures to reproduce, or all; before them `plan` to only estimate, `draw` to only draw.",
+            help="Figures to reproduce, or all. `plan` before them only estimates, `draw` only draws.",
         ),
     ] = None,
     scale: Annotated[
         str, typer.Option(metavar="SCALE", help="smoke (seconds), laptop (minutes to two hours), paper (in full).")
     ] = "laptop",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where figures and tables go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for figures and tables.")] = Path("figures"),
     settings: Settings = None,
     tables: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Redraw from exported tables, without training.")
@@ -37,7 +37,7 @@ def paper(
 ) -> None:
     """Reproduce the paper: one word per figure.
 
-    SNIP and GraSP need images: --data-dir names their folder. Everything can be stopped and started again.
+    SNIP and GraSP need images: --data-dir names their folder. You can stop at any time and continue later.
 
     [bold]synflow paper list[/bold]
 
@@ -62,7 +62,7 @@ def paper(
 
 
 def _understood(names: list[str] | None) -> tuple[str, list[str]]:
-    """What to do, and with which figures."""
+    """The verb (list, plan, draw or run) and the figures it applies to."""
     from ..experiments.figures import EXPERIMENTS
 
     words = list(names or ["list"])

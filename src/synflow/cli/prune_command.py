@@ -23,7 +23,7 @@ def prune(
     target: Target,
     *,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="nothing is written")
+        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="writes nothing")
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -34,9 +34,9 @@ def prune(
     threads: options.Threads = None,
     timing: Timing,
 ) -> None:
-    """Prune a model: write weights, masks, certificate and report, print certificate and layers.
+    """Prune a model; write weights, masks, certificate and report; print certificate and layers.
 
-    Give one target, and --out to keep the result.
+    Give exactly one target, and --out to keep the result.
 
     [bold]synflow prune vgg16_bn --compression 100 --out pruned[/bold]
 

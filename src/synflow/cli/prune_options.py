@@ -12,7 +12,7 @@ from .prune_target import Target
 __all__ = ["Data", "Method", "Timing", "Wish"]
 
 _method = panel_option("Method")
-_data = panel_option("Data (for scores that read some)")
+_data = panel_option("Data (for scores that need data)")
 _timing = panel_option("What --speedup times")
 
 
@@ -23,7 +23,7 @@ class Method:
     score: Annotated[
         str,
         _method(
-            "NAME", "See `synflow scores`, or file.py:function: that file is run.", autocompletion=completion("score")
+            "NAME", "See `synflow scores`, or file.py:function (runs the file).", autocompletion=completion("score")
         ),
     ] = "synflow"
     steps: Annotated[int | None, _method("N", "Pruning steps.", show_default="100, or the score's own")] = None
@@ -31,7 +31,7 @@ class Method:
         str,
         _method(
             "NAME",
-            "See `synflow schedules`, or file.py:function: that file is run.",
+            "See `synflow schedules`, or file.py:function (runs the file).",
             autocompletion=completion("schedule"),
         ),
     ] = "exponential"
@@ -39,17 +39,21 @@ class Method:
         str,
         _method(
             "NAME",
-            "Which weights compete, all (global) or those of a layer; see `synflow scopes`.",
+            "Which weights compete: all (global) or those of one layer. See `synflow scopes`.",
             autocompletion=completion("scope"),
         ),
     ] = "global"
-    margin: Annotated[float, _method("M", "Share of the flow a certified step may remove.")] = 0.5
+    margin: Annotated[float, _method("M", "Share of the flow that a certified step may remove.")] = 0.5
     guard: Annotated[
         bool | None,
-        _method(None, "Keep every layer alive; default: balanced does, other flow scores keep a path."),
+        _method(None, "Keep every layer alive. Default: on for balanced; other flow scores keep a path."),
     ] = None
-    select: Annotated[list[str] | None, _method("PATTERN", "Prune only weights of these names. Repeatable.")] = None
-    protect: Annotated[list[str] | None, _method("PATTERN", "Leave weights of these names alone. Repeatable.")] = None
+    select: Annotated[list[str] | None, _method("PATTERN", "Prune only weights with matching names. Repeatable.")] = (
+        None
+    )
+    protect: Annotated[
+        list[str] | None, _method("PATTERN", "Do not prune weights with matching names. Repeatable.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Data:
     data: Annotated[
         str | None, _data("NAME", "A data set, see `synflow data`.", autocompletion=completion("data set"))
     ] = None
-    data_dir: Annotated[Path | None, _data("DIR", "Where the data set is.")] = None
+    data_dir: Annotated[Path | None, _data("DIR", "Folder of the data set.")] = None
     samples: Annotated[int, _data("N", "Examples per class that the score reads.", min=1)] = 10
 
 
@@ -67,13 +71,13 @@ class Data:
 class Timing:
     """What is timed to reach a speed-up."""
 
-    task: Annotated[str, _timing("TASK", "inference, or training: a whole step.")] = "inference"
+    task: Annotated[str, _timing("TASK", "inference, or training (a whole step).")] = "inference"
     batch: Annotated[int, _timing("N", "Batch size.", min=1)] = 64
 
 
 @dataclass(frozen=True)
 class Wish:
-    """All that decides the pruned network: the options of the command, group by group."""
+    """The options of the command, group by group; together they determine the pruned network."""
 
     model: str
     target: Target

@@ -1,4 +1,4 @@
-"""What `synflow prune` may be asked for, and the density of those targets that need no search."""
+"""The targets of `synflow prune`, and the density of those that need no search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Target", "simple_density"]
 
 @dataclass(frozen=True)
 class Target:
-    """What the user asked for; exactly one of these."""
+    """The target that the user gave; exactly one field is set."""
 
     compression: Annotated[float | None, typer.Option(metavar="X", help="Target: keep one weight in X.")] = None
     density: Annotated[
@@ -31,7 +31,7 @@ class Target:
     ] = None
     speedup: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Target: the compact network runs X times faster, measured here."),
+        typer.Option(metavar="X", help="Target: the compact network runs X times faster on this machine."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from .options import Json
 
 __all__ = ["results"]
 
-# What the columns that a table shows unasked mean.
+# The meaning of the columns that a table shows by default.
 LEGEND = {
     "top1": "% of the test images classified right",
     "connected": "inputs reach outputs",
@@ -23,14 +23,16 @@ LEGEND = {
     "train_seconds": "seconds of training",
 }
 
-# Tables that other programs go on with have a row for each run; those for people a row for each setting.
+# Tables for other programs have a row for each run; tables for people have a row for each setting.
 FOR_PROGRAMS = (".csv", ".parquet")
 
 
 def results(
     where: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONDITION", help="Only runs with e.g. method=synflow, compression>=100, model~vgg."),
+        typer.Argument(
+            metavar="CONDITION", help="Only runs that match, e.g. method=synflow, compression>=100, model~vgg."
+        ),
     ] = None,
     runs: Runs = Path("runs"),
     mean: Annotated[
@@ -45,22 +47,23 @@ def results(
         str | None, typer.Option(metavar="A,B,...", help="Columns to show; `all` for every one.")
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(metavar="A,-B,...", help="Sort by these columns; a minus turns one round.")
+        str | None, typer.Option(metavar="A,-B,...", help="Sort by these columns; a minus sorts in descending order.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table: .csv, .md, .tex or .parquet.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the runs: .svg, .png or .pdf.")] = None,
     x: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the figure: a setting.", show_default="compression")
+        str | None,
+        typer.Option(metavar="NAME", help="Setting on the x axis of the figure.", show_default="compression"),
     ] = None,
-    y: Annotated[str, typer.Option(metavar="NAME", help="Of the figure: a result.")] = "top1",
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page to look at all runs.")] = None,
+    y: Annotated[str, typer.Option(metavar="NAME", help="Result on the y axis of the figure.")] = "top1",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one interactive page with all runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show, query, draw and export the results of runs. Settings that vary are columns.
+    """Show, query, draw and export the results of runs. Varying settings become columns.
 
-    Damaged files are named and left out.
+    Damaged files are reported and skipped.
 
     [bold]synflow results 'method=synflow' 'compression>=100' --out table.tex[/bold]
 

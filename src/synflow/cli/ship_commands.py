@@ -1,4 +1,4 @@
-"""`synflow compact`, `bench` and `export`: their options. What they do is in `ship_run`."""
+"""`synflow compact`, `bench` and `export`: their options. `ship_run` does the work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def compact(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Remove the dead units: write the smaller network with the same outputs to DIR/compact.
+    """Remove the dead units; write the smaller network, with the same outputs, to DIR/compact.
 
-    Outputs of both networks are compared before anything is written; the report of DIR shows the result.
+    Compares the outputs of both networks before it writes. The report of DIR shows the result.
     """
     from .ship_run import run_compact
 
@@ -33,7 +33,7 @@ def compact(
 def bench(
     folder: options.Folder, *, model: options.ModelOfRun = None, timed: Timed, json: options.Json = False
 ) -> None:
-    """Time the network dense, masked and compact, side by side on this machine; figures go into the report."""
+    """Time the dense, masked and compact network side by side on this machine; add the figures to the report."""
     from .ship_run import run_bench
 
     run_bench(folder, model, timed, json)
@@ -41,17 +41,17 @@ def bench(
 
 def export(
     folder: options.Folder,
-    onnx: Annotated[bool, typer.Option("--onnx", help="As an ONNX file, which onnxruntime has run.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file, checked in onnxruntime.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write.", show_default="DIR/model.onnx")
     ] = None,
-    masked: Annotated[bool, typer.Option("--masked", help="The network at its full size, zeros in place.")] = False,
+    masked: Annotated[bool, typer.Option("--masked", help="Export the network at its full size, with zeros.")] = False,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Keep the batch size of the example.")] = False,
     model: options.ModelOfRun = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Write the compact network as a file for other runtimes; nothing is written unless outputs agree.
+    """Write the compact network as a file for other runtimes, but only if its outputs agree.
 
     [bold]synflow export pruned --onnx[/bold]
     """

@@ -28,12 +28,10 @@ def sweep(
     settings: Settings = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
-            "--grid", metavar="NAME=A,B,...", help="An axis: each value is run; seed=0..2 is a range. Repeatable."
-        ),
+        typer.Option("--grid", metavar="NAME=A,B,...", help="An axis of values; seed=0..2 is a range. Repeatable."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be run, and how long that takes.")
+        bool, typer.Option("--dry-run", help="Only show which runs are missing, and how long they take.")
     ] = False,
     list_settings: Annotated[bool, typer.Option("--list", help="List all settings with their defaults.")] = False,
     *,
@@ -41,8 +39,8 @@ def sweep(
 ) -> None:
     """Run a grid of settings, from a file or the command line.
 
-    Every combination is run once; finished runs are kept, killed ones go on from their checkpoint. `synflow results`
-    shows what came out. Model, method and schedule may be functions of yours, file.py:function: that file is run.
+    Every combination runs once. Finished runs are kept, killed runs resume from their checkpoint. `synflow results`
+    shows the results. Model, method and schedule may be your own functions, file.py:function; this runs the file.
 
     [bold]synflow sweep --set model=fc --grid method=synflow,snip --grid compression=10,100 --grid seed=0..2[/bold]
     """
@@ -94,7 +92,7 @@ def _configs(file: Path | None, changes: dict[str, Any], axes: dict[str, list[An
 
 
 def _axes(words: list[str] | None) -> dict[str, list[Any]]:
-    """Axes from `name=value,value`; one that is given twice has the values of both.
+    """Axes from `name=value,value`; an axis that is given twice has the values of both.
 
     >>> _axes(["seed=0..1", "drops=[3,5],[4]", "seed=7"])
     {'seed': ['0..1', 7], 'drops': [[3, 5], [4]]}
@@ -110,7 +108,7 @@ def _axes(words: list[str] | None) -> dict[str, list[Any]]:
 
 
 def _tell_plan(configs: Sequence[Config], where: Where) -> None:
-    """What varies, which runs are done, and how long the others take."""
+    """Print the varying settings, the finished runs, and the estimated time of the others."""
     from ..experiments.configs import Config, identity, to_dict
     from ..experiments.plan import duration, estimate
     from ..experiments.preflight import check_before
