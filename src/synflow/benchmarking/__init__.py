@@ -1,4 +1,4 @@
-"""How fast and how large a network is, against others in the same run."""
+"""Speed and size of a network, compared with others in the same run."""
 
 from .results import Benchmark
 from .run import bench

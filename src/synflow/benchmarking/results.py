@@ -1,4 +1,4 @@
-"""What `bench` measured: as a table, as JSON, as a plot."""
+"""The results of `bench`: as a table, as JSON, as a plot."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Benchmark:
     settings: Mapping[str, Any]
 
     def ratio(self, task: str, batch: int, variant: str = "compact") -> float:
-        """How many times faster than dense a variant is."""
+        """The speed of a variant relative to the dense network."""
         return next(t.ratio for t in self.timings if (t.task, t.batch, t.variant) == (task, batch, variant))
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """All figures as JSON text, which is also written to a file if one is named."""
+        """All figures as JSON text, also written to a file if `path` is given."""
         text = json.dumps(dataclasses.asdict(self), indent=1)
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)

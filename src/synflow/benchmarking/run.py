@@ -1,6 +1,6 @@
-"""Dense, masked and compact side by side: time, memory, operations and size, measured in turns so that noise hits all.
+"""Dense, masked and compact side by side: time, memory, operations and size, in turns so that noise affects all alike.
 
-Training steps run with the masks attached, inference with the masks baked in, as one would use them.
+Training steps run with the masks attached, inference with the masks baked in, as in practice.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .tasks import INFERENCE, TRAINING, Plan, Run, each, enlarged, inference_tas
 
 __all__ = ["bench", "clocked"]
 
-SHORTEST = 0.05  # seconds that a turn lasts at least: the first call after another network finds cold caches
-MOST = 100_000  # repeats, warm-up rounds and threads that can be asked for: more is a typing error
+SHORTEST = 0.05  # the least seconds of a turn: the first call after another network finds cold caches
+MOST = 100_000  # the most repeats, warm-up rounds or threads of a call: more is a typing error
 
 
 @with_gradients
@@ -63,12 +63,12 @@ def bench(
 ) -> Benchmark:
     """Measure a model dense, masked and compact, in training steps and inference, at several batch sizes.
 
-    Each measurement is repeated, the variants taking turns, and given as median and quartiles. Batches are made of the
+    Each measurement is repeated, with the variants in turns, and reported as median and quartiles. Batches repeat the
     example, whose tensors must all have the batch as first dimension. `loss` maps the model's outputs to a number
-    (mean square by default), the optimizer is SGD with momentum. `threads` holds for torch, onnxruntime and OpenVINO.
-    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` that from exported files. `forms`
-    lays the forms of inference side by side, each as times faster than the dense network as it is: channels last, the
-    form of `for_inference`, the same frozen, of dense and compact alike. Pass `small` if the model is compact already.
+    (mean square by default); the optimizer is SGD with momentum. `threads` applies to torch, onnxruntime and OpenVINO.
+    `folded` adds inference in the form of `for_inference`, `onnx` and `openvino` add inference from exported files.
+    `forms` compares the forms of inference with the unprepared dense network: channels last, the form of
+    `for_inference`, and the same frozen, each for dense and compact. Pass `small` if you have the compact model.
     """
     _check_counts(repeats, warmup, 1 if threads is None else threads, train_batches, inference_batches)
     check_flag("progress", progress)
@@ -115,7 +115,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_runs(name: str, model: nn.Module, example: Any, loss: Callable[[Any], Any]) -> None:
-    """Refuse an example, a network or a loss that fails when it is run."""
+    """Refuse an example, a network or a loss that fails in a trial run."""
     shapes = [tuple(tensor.shape) for tensor in tensors_in(example)]
     empty = [shape for shape in shapes if shape and not shape[0]]
     if empty:
@@ -172,7 +172,7 @@ def _measure(plans: list[Plan], repeats: int, warmup: int, progress: bool) -> It
 
 
 def clocked(run: Run, loops: int) -> float:
-    """Seconds of one call, over several."""
+    """Seconds per call, averaged over several calls."""
     _wait()
     start = time.perf_counter()
     for _ in range(loops):
@@ -187,14 +187,14 @@ def _wait() -> None:
 
 
 def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]:
-    """Bytes allocated at most, on top of the weights, at the largest batch of each task that torch runs."""
+    """Peak memory in bytes, on top of the weights, at the largest batch of each task that torch runs."""
     peaks: dict[str, dict[str, int]] = {}
     for task in (TRAINING, INFERENCE):
         largest = max((plan for plan in plans if plan[0] == task), key=lambda plan: plan[1], default=None)
         if largest is not None:
             peaks[task] = {}
             for name, run in largest[2]().items():
-                run()  # an optimizer's first step makes its state
+                run()  # the first step of an optimizer creates its state
                 peaks[task][name] = peak_memory(run, device)
     return peaks
 

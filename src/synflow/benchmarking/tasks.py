@@ -1,4 +1,4 @@
-"""What is measured: training steps and inference of each variant, by torch in its forms and by other runtimes."""
+"""The measured tasks: training steps and inference of each variant, in the forms of torch and in other runtimes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..support.memory import images_channels_last
 from ..support.private_torch import pytree
 
 Run = Callable[[], object]
-# Task, batch size, and how to get it ready: copies of models and sessions live only while they are measured.
+# Task, batch size, and the function that prepares it: copies of models and sessions exist only while measured.
 Plan = tuple[str, int, Callable[[], dict[str, Run]]]
 TRAINING, INFERENCE = "training step", "inference"
 
@@ -33,7 +33,7 @@ def inference_tasks(
     example: Any,
     compiled: bool,
 ) -> dict[str, Callable[[Any], dict[str, Run]]]:
-    """The ways of inference, of which the first is always asked for: what gets a batch ready for each variant."""
+    """The kinds of inference, each with the function that prepares a batch for each variant; the first always runs."""
     folded = {name: for_inference(m, example) for name, m in variants.items()} if asked["folded"] else {}
     ways: dict[str, Callable[[Any], dict[str, Run]]] = {
         INFERENCE: partial(each, inference_run, variants, compiled=compiled),
@@ -59,7 +59,7 @@ def enlarged(example: Any, size: int, channels_last: bool) -> Any:
 
 
 def mean_square(outputs: Any) -> Tensor:
-    """The loss where none is given: the mean square of each floating-point output, summed."""
+    """The default loss: the mean square of each floating-point output, summed."""
     terms = [t.float().square().mean() for t in tensors_in(outputs) if t.is_floating_point()]
     return torch.stack(terms).sum()
 
@@ -88,7 +88,7 @@ def inference_run(model: nn.Module, inputs: Any, compiled: bool) -> Run:
 
 
 def _forms(variants: Mapping[str, nn.Module], inputs: Any) -> dict[str, Run]:
-    """Inference of the dense and the compact network in all forms that torch has for it, inputs laid out alike."""
+    """Inference of the dense and the compact network in all forms of torch, with inputs in the same layout."""
     laid_out = images_channels_last(inputs)
     runs: dict[str, Run] = {}
     for name in ("dense", "compact"):
@@ -119,7 +119,7 @@ def _runtime(path: Path, inputs: Any) -> Run:
 
 def _openvino(path: Path, inputs: Any) -> Run:
     library = need("openvino", extra="openvino")
-    # Single precision, as everywhere else here: on some processors OpenVINO would take half of it.
+    # Single precision, as for the other runtimes: on some processors OpenVINO would use half precision.
     options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     options["INFERENCE_PRECISION_HINT"] = "f32"
     compiled = library.Core().compile_model(path, "CPU", options)
@@ -129,5 +129,5 @@ def _openvino(path: Path, inputs: Any) -> Run:
 
 
 def each(make: Callable[..., Run], variants: Mapping[str, Any], inputs: Any, **options: Any) -> dict[str, Run]:
-    """A run of each variant."""
+    """The runs of all variants."""
     return {name: make(variant, inputs, **options) for name, variant in variants.items()}

@@ -1,4 +1,4 @@
-"""What can be proved of a pruned network: the certificate, conservation, limits of compression."""
+"""Proofs about a pruned network: the certificate, conservation, limits of compression."""
 
 from .certificate import Certificate, certify
 from .conservation import Conservation, conservation

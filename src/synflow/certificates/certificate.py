@@ -1,4 +1,4 @@
-"""The certificate: what was kept, that a path survives, and how well the flow is conserved, all measured anew."""
+"""The certificate, measured from model and masks: kept weights, whether a path survives, conservation of the flow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .limits import most_compression
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer of a certificate: how many weights it has, how many are kept, how many of these lie on a path."""
+    """A layer of a certificate: its weights, its kept weights, and its kept weights on a path."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,22 +38,22 @@ class LayerRow:
 
     @property
     def density(self) -> float:
-        """The share of weights kept."""
+        """The kept share of the weights."""
         return self.kept / self.total
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known of a pruned network; `str` of it is readable, `as_dict` is for machines.
+    """Facts about a pruned network; `str` is for people, `as_dict` for machines.
 
-    `connected`: an input still reaches an output. `empty_layers` have no weight left, which a skip connection may
-    survive. `dead_layers` have no weight on a path. `never_run` layers had none before pruning either, since the
-    forward pass does not reach them, or a selection takes nothing of what they send; they do not count. `given_up` are
-    those for which the guard had no room. `idle` weights are kept but lie on no path, so `effective_compression` counts
-    only the others. `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals say how far
-    conservation is off: at units, and at the layers that are `cuts`. `max_compression` is exact in chains and plain
-    residual networks, elsewhere a bound that no compression exceeds. `steps` tell for each step the flow pruned over
-    the flow; below one, Theorem 3's condition held. `parameters` says what became of every parameter of the model.
+    `connected`: an input still reaches an output. `empty_layers` have no weight; a network with skip connections may
+    survive that. `dead_layers` have no weight on a path. `never_run` layers had none before pruning either, because the
+    forward pass does not reach them or a selection ignores their output; they do not count. `given_up` layers died
+    because the count was too small. `idle` weights are kept but lie on no path; `effective_compression` does not count
+    them. `flow_log2_before` and `flow_log2` are log2 of the flow from inputs. The residuals are the errors of
+    conservation at units and at the layers that are `cuts`. `max_compression` is exact in chains and plain residual
+    networks, elsewhere an upper bound. `steps` holds for each step the pruned flow over the flow; below one, the
+    condition of Theorem 3 held. `parameters` gives the fate of every parameter of the model.
     """
 
     total: int
@@ -77,7 +77,7 @@ class Certificate:
 
     @property
     def compression(self) -> float:
-        """N over the number of weights kept."""
+        """N over the number of kept weights."""
         return self.total / self.kept if self.kept else math.inf
 
     @property
@@ -87,7 +87,7 @@ class Certificate:
 
     @property
     def theorem_held(self) -> bool | None:
-        """Whether at every step less flow was pruned than there was; None when the steps are not known."""
+        """Whether at every step the pruned flow was less than the flow; None if the steps are not known."""
         known = [step.held for step in self.steps if step.held is not None]
         return all(known) if known else None
 
@@ -125,9 +125,9 @@ class Certificate:
 def certify(
     model: nn.Module, masks: Mapping[str, Tensor], example: Any, *, steps: Iterable[StepRecord] | None = None
 ) -> Certificate:
-    """Measure a pruned network anew, from nothing but the model and the masks.
+    """Measure a pruned network, from the model and the masks alone.
 
-    Masks that come from `prune` bring the record of their steps; others may be given with `steps`.
+    Masks from `prune` contain the record of their steps; pass `steps` with other masks.
 
     >>> import torch, synflow
     >>> model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
@@ -183,7 +183,7 @@ def _open(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Networ
 
 
 def _layers(certificate: Certificate) -> str:
-    """How many layers are alive, which the guard had no room for, and which do not count."""
+    """The number of live layers, the layers that the guard gave up, and the layers that do not count."""
     dead, total = certificate.dead_layers, len(certificate.layers) - len(certificate.never_run)
     text = f"{total - len(dead)} of {total} have a weight on a path"
     if given_up := [name for name in dead if name in certificate.given_up]:

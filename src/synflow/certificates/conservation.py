@@ -1,4 +1,4 @@
-"""Conservation of flow: what enters a unit leaves it, and each cut carries the whole flow (Theorems 1 and 2)."""
+"""Conservation of flow: inflow equals outflow at each unit, each cut carries the whole flow (Theorems 1 and 2)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..support.torch_modes import with_gradients
 
 @dataclass(frozen=True)
 class Conservation:
-    """How well the flow is conserved: what enters is what leaves, at each unit and at each cut.
+    """How well the flow is conserved, at each unit and at each cut.
 
-    `units` maps a layer to the flow that enters each of its units through its weights and the flow that leaves it,
-    both as shares of the whole flow. `layers` maps each layer to the sum of its scores over the flow; for a layer that
-    each term meets exactly once (`cuts`) that is one.
+    `units` maps a layer to the inflow of each of its units, through the weights of the layer, and to their outflow,
+    both as shares of the whole flow. `layers` maps each layer to the sum of its scores over the flow; this is one for
+    a layer that each term meets exactly once (`cuts`).
     """
 
     units: dict[str, tuple[Tensor, Tensor]]
@@ -32,7 +32,7 @@ class Conservation:
     def unit_residual(self) -> float | None:
         """The largest difference between inflow and outflow of a unit, as a share of the flow.
 
-        Of its layer's flow, where that is larger: before gates in series a term meets a layer 2, 4, 8, ... times.
+        As a share of the layer's flow if that is larger: before gates in series a term meets a layer 2, 4, ... times.
         """
         differences = [
             float((inflow - outflow).abs().max()) / max(1.0, float(inflow.sum()))
@@ -64,7 +64,7 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
 
 
 def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Conservation:
-    """`conservation` on a network that is already open."""
+    """`conservation` of an opened network."""
     traced = measure(network, masks, options=PassOptions(shifts=False, trace=True))
     if traced.value <= 0:
         return Conservation({}, {}, ())

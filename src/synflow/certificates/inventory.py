@@ -1,4 +1,4 @@
-"""What became of every parameter of a model: pruned, emptied, never run, or not pruned and why."""
+"""The fate of every parameter of a model: pruned, emptied, never run, or not pruned and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRUNED, EMPTIED, NEVER_RUN = "pruned", "emptied", "never run"
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters of one fate: `pruned`, `emptied`, `never run` (in eval mode), else the reason why not pruned."""
+    """Parameters with the same fate: `pruned`, `emptied`, `never run` (in eval mode), or the reason for not pruning."""
 
     fate: str
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class Part:
 
     @property
     def left_dense(self) -> bool:
-        """Whether the forward pass uses these parameters and no mask is on them."""
+        """Whether the forward pass uses these parameters and they have no mask."""
         return self.fate not in (PRUNED, EMPTIED, NEVER_RUN)
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Part:
 
 
 def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Every parameter of the model in one part, and notes on those that a user would not expect."""
+    """The parts, which contain every parameter of the model once, and notes on surprising ones."""
     parameters, notes = dict(model.named_parameters()), list[str]()
     try:
         read = run_untouched(model, lambda twin: _read(twin, example))
@@ -63,7 +63,7 @@ def inventory(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> tu
 
 
 def inventory_text(parts: tuple[Part, ...]) -> str:
-    """One sentence in which all counts add up to the model's parameters."""
+    """One sentence whose counts add up to the number of the model's parameters."""
     said = [str(part) for part in parts if not part.left_dense]
     dense = [part for part in parts if part.left_dense]
     if dense:

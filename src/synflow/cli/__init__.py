@@ -1,4 +1,4 @@
-"""The command `synflow`; what it needs beside the library comes with `pip install 'synflow[cli]'`."""
+"""The command `synflow`; `pip install 'synflow[cli]'` installs its extra packages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..support.early_interrupts import STOPPED, leave_at_once
 
 __all__ = ["main"]
 
-# Seconds until an interrupt that got lost in a destructor is raised once more.
+# Seconds until an interrupt that was lost in a destructor is raised again.
 AGAIN = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     theirs = signal.getsignal(signal.SIGINT)
     hook = sys.unraisablehook
     ours = theirs in (signal.default_int_handler, leave_at_once)
@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = STOPPED
     finally:
         if ours:
-            # With `argv` a program goes on after this call; without it the process ends, and nothing is left to stop.
+            # With `argv` the calling program continues; without it the process ends, and there is nothing to stop.
             signal.signal(signal.SIGINT, leave_at_once if argv is None else theirs)
             sys.unraisablehook = hook
     sys.exit(code)
 
 
 def _interrupted(_: int, frame: FrameType | None) -> None:
-    """Ctrl-C: end at once while modules are imported, for libraries turn an interrupt of that into errors of theirs."""
+    """Ctrl-C: exit at once during imports, because libraries turn an interrupted import into errors of their own."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             leave_at_once()
@@ -55,7 +55,7 @@ def _interrupted(_: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(found: Any) -> None:
-    """An interrupt that met a destructor is raised once more; Python would print it and go on."""
+    """Raise an interrupt in a destructor again; Python would print it and continue."""
     if issubclass(found.exc_type, KeyboardInterrupt):
         threading.Timer(AGAIN, _interrupt_main_thread).start()
     else:
@@ -63,7 +63,7 @@ def _unraisable(found: Any) -> None:
 
 
 def _interrupt_main_thread() -> None:
-    """Ctrl-C for the main thread, so that whatever it waits for ends; Windows cannot choose a thread."""
+    """Send Ctrl-C to the main thread, so that it stops waiting; Windows cannot choose a thread."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:

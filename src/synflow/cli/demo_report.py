@@ -1,4 +1,4 @@
-"""What `synflow demo` ends with: tables on the screen, and a report."""
+"""The results of `synflow demo`: tables on the screen, and a report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def report_page(found: Found, seconds: float) -> str:
 
 
 def figures(found: Found, seconds: float) -> dict[str, Any]:
-    """What results.json holds."""
+    """The contents of results.json."""
     return {
         "seconds": seconds,
         "outcomes": [
@@ -81,7 +81,7 @@ def _variants_html(variants: Sequence[Variant]) -> str:
 
 
 def tell(found: Found, seconds: float, report: Path) -> None:
-    """The tables at the end of the demonstration."""
+    """Print the tables at the end of the demonstration."""
     say("test accuracy by compression (x: collapsed, no path is left)\n")
     by = {(o.method, o.compression): o for o in found.outcomes}
     wanted = sorted({compression for _, compression in by})

@@ -1,4 +1,4 @@
-"""What `synflow demo` does, run by run, with a line of progress for each."""
+"""The work of `synflow demo`, run by run, with a line of progress for each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .output import progress
 
 __all__ = ["Found", "run_all"]
 
-# The compression at which networks are compared in detail is the one nearest to this.
+# Networks are compared in detail at the compression nearest to this.
 MIDDLE = 100
 BAR_LENGTH = 30
 
 
 @dataclass(frozen=True)
 class Found:
-    """All results of a demonstration; `middle` is the compression that its details are about."""
+    """All results of a demonstration; `middle` is the compression of the detailed comparison."""
 
     setting: Setting
     variants: Sequence[Variant]
@@ -56,18 +56,18 @@ def run_all(
 
 
 class Watch:
-    """Tells on standard error what is done and how long the rest will take."""
+    """Prints progress and the estimated remaining time on standard error."""
 
     def __init__(self, total: int, quiet: bool) -> None:
         self.total, self.count, self.quiet, self.start = total, 0, quiet, time.monotonic()
 
     @property
     def reached(self) -> str:
-        """How far it is, for an interrupt."""
+        """The progress, for the message of an interrupt."""
         return f"after {self.count} of {self.total} runs"
 
     def done(self, text: str) -> None:
-        """One more run is finished."""
+        """Count one more finished run."""
         self.count += 1
         if self.quiet:
             return
@@ -81,6 +81,6 @@ class Watch:
             print(line, end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line of progress."""
         if not self.quiet:
             print(file=sys.stderr)

@@ -25,7 +25,7 @@ METHODS = ("synflow", "grasp", "snip", "magnitude", "random")
 
 @dataclass(frozen=True)
 class Setting:
-    """The network before pruning, its data, and how it is trained."""
+    """The network before pruning, its data, and its training recipe."""
 
     model: nn.Module
     example: Tensor
@@ -67,7 +67,7 @@ def prepare(width: int, epochs: int, seed: int) -> Setting:
 
 
 def outcomes(setting: Setting, compressions: Sequence[float]) -> Iterator[Outcome]:
-    """Prune, train and test by every method at every compression; networks train compact, which changes no result."""
+    """Prune, train and test with every method at every compression; networks train compact, with the same results."""
     for method in METHODS:
         for compression in compressions:
             masks = prune(
@@ -78,7 +78,7 @@ def outcomes(setting: Setting, compressions: Sequence[float]) -> Iterator[Outcom
             if connected:
                 accuracy = _trained(compact(setting.model, setting.example, masks), setting)[0]
             else:
-                # No weight has an effect on the outputs, so there is nothing that training could change.
+                # No weight affects the outputs, so training cannot change anything.
                 masked = attach(copy.deepcopy(setting.model), masks)
                 accuracy = evaluate(masked, setting.data)["top1"]
             yield Outcome(method, compression, accuracy, connected, masks)
@@ -104,7 +104,7 @@ def _trained(model: nn.Module, setting: Setting) -> tuple[float, float]:
     """Test accuracy in percent, and training steps per second."""
     history = train(model, setting.data, setting.recipe, seed=setting.seed)
     steps = -(-len(setting.data.train_labels) // setting.recipe.batch_size)
-    # The first epoch warms up and the last one is evaluated, which counts as no step.
+    # The first epoch is a warm-up, and the last one includes an evaluation; neither counts.
     timed = [epoch.seconds for epoch in history[1:-1] or history]
     accuracy = history[-1].top1
     assert accuracy is not None

@@ -29,7 +29,7 @@ EXTRAS = {
     "fast": ("numba",), "openvino": ("openvino",), "parquet": ("pyarrow",), "ray": ("ray",),
     "logging": ("tensorboard", "mlflow"), "wandb": ("wandb",),
 }  # fmt: skip
-# Says of each package, one line each, how its import ended; models are loaded with the same cure for torchvision.
+# Prints one line per package: the result of its import. Loading models uses the same cure for torchvision.
 TRY_IMPORTS = """
 import importlib, sys, warnings
 warnings.simplefilter("ignore")
@@ -57,7 +57,7 @@ class _Attention(nn.Module):
 
 
 def diagnosis() -> dict[str, Any]:
-    """Versions, devices, extras, the self-test, and whether all of it is well."""
+    """Versions, devices, extras, the self-test, and whether everything works."""
     checks = {name: _checked(check) for name, check in CHECKS.items()}
     extras = _extras()
     return {
@@ -76,7 +76,7 @@ def diagnosis() -> dict[str, Any]:
 
 
 def _extras() -> dict[str, dict[str, Any]]:
-    """Which packages are there, and which of them fail to be imported, with the error."""
+    """The installed packages, and the errors of those that cannot be imported."""
     there = {name: find_spec(name) is not None for packages in EXTRAS.values() for name in packages}
     errors = _import_errors([name for name, found in there.items() if found])
     return {
@@ -89,7 +89,7 @@ def _extras() -> dict[str, dict[str, Any]]:
 
 
 def _import_errors(names: list[str]) -> dict[str, str]:
-    """Import packages in a process of its own, which a broken one may end; what failed, and how."""
+    """Import packages in a separate process, which a broken package may crash; returns the errors by package."""
     run = subprocess.run(
         [sys.executable, "-c", TRY_IMPORTS, *names], capture_output=True, text=True, timeout=600, check=False
     )

@@ -1,4 +1,4 @@
-"""`synflow doctor`: what is installed, what the machine has, and whether the laws hold on it."""
+"""`synflow doctor`: installed packages, devices, and whether the laws hold on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `synflow inspect`, `certify` and `compare` do: look at what was pruned."""
+"""The work of `synflow inspect`, `certify` and `compare`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["run_certify", "run_compare", "run_inspect"]
 
 
 def run_inspect(path: Path, json: bool) -> None:
-    """Show what the files say; a file of masks alone says less than a folder."""
+    """Show the contents of the files; a file of masks has less information than a folder."""
     if path.is_dir():
         run = open_run(path)
         masks, facts = run.masks(), run.facts()
@@ -43,7 +43,7 @@ def run_inspect(path: Path, json: bool) -> None:
     else:
         masks, certificate, command = load_masks(path), None, None
         about, layers = masks.about, tuple(_bare(name, mask) for name, mask in masks.items())
-    # What lies on a path cannot be told from masks alone.
+    # Masks alone do not show which weights lie on a path.
     unknown = {"on_path": None, "live_units": None} if certificate is None else {}
     if json:
         print_json({
@@ -58,7 +58,7 @@ def run_inspect(path: Path, json: bool) -> None:
         say(f"{connected}; {certificate['idle']:,} kept weights on no path")
         dead = [layer.name for layer in layers if not layer.on_path]
         say_wrapped(f"empty layers {some(certificate['empty_layers'])}; dead layers {some(dead)}", 2)
-    # The first line tells the counts, and the compression that they make; a file may call it something else.
+    # The first line shows the counts and their compression, which may differ from the compression stored in the file.
     told = {"fingerprint", "weights", "kept", "compression"}
     settings = ", ".join(f"{key} {setting_text(value)}" for key, value in about.items() if key not in told)
     say_wrapped(f"made with {settings}", 10)
@@ -69,7 +69,7 @@ def run_inspect(path: Path, json: bool) -> None:
 
 
 def run_certify(path: Path, model: str | None, origin: Origin, write: bool, json: bool) -> None:
-    """Measure a pruned network anew."""
+    """Measure a pruned network again."""
     if path.is_dir():
         run = open_run(path)
         masks, source = run.masks(), rebuild(run, model)
@@ -156,7 +156,7 @@ def _bare(name: str, mask: Tensor) -> LayerFacts:
 
 
 def _health(path: Path) -> str:
-    """What a folder knows of its network beside the masks."""
+    """The stored findings about a network: connectivity, empty and dead layers."""
     if not path.is_dir():
         return ""
     facts = open_run(path).facts()

@@ -1,4 +1,4 @@
-"""Ctrl-C: a command that stops says how far it came."""
+"""Ctrl-C: a stopped command reports its progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Milestones", "told_how_far"]
 
 
 class Milestones:
-    """How far a command came, in words."""
+    """The progress of a command, in words."""
 
     last = ""
 
 
 @contextmanager
 def told_how_far(kept: str = "nothing was written") -> Iterator[Milestones]:
-    """Give an interrupt the last milestone as its message, or how far pruning itself came; and what is kept."""
+    """Add to an interrupt the last milestone, or the progress of pruning itself, and which files were kept."""
     milestones = Milestones()
     try:
         yield milestones

@@ -1,4 +1,4 @@
-"""What the command line prints: tables for people, JSON for machines, bars only on a terminal."""
+"""Output of the command line: tables for people, JSON for machines, progress bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def command_line() -> str:
-    """The command as it was typed; empty where another program called synflow."""
+    """The typed command; empty if another program called synflow."""
     program = Path(sys.argv[0]).name
     return shlex.join(["synflow", *sys.argv[1:]]) if "synflow" in program or program == "__main__.py" else ""
 
 
 def console() -> Console:
-    """Standard output as it is now; tests and pipes replace it."""
+    """A console on the current standard output, which tests and pipes replace."""
     return Console(file=sys.stdout, highlight=False, soft_wrap=False)
 
 
@@ -73,13 +73,13 @@ def print_json(value: Any) -> None:
 
 
 def progress() -> bool:
-    """Whether somebody is watching: bars go to standard error, and only to a terminal."""
+    """Whether to show progress bars: they go to standard error, and only to a terminal."""
     return sys.stderr.isatty()
 
 
 @contextmanager
 def watched(what: str) -> Iterator[None]:
-    """A line on the terminal while something without a bar is under way."""
+    """Show a line on the terminal during work that has no progress bar."""
     if not progress():
         yield
         return
@@ -95,7 +95,7 @@ def table(
 ) -> list[str]:
     """A table without lines; a column is its heading, or its heading and "right".
 
-    Cells wrap between words, never inside one. Columns for which there is no room are left out, and returned.
+    Cells wrap between words, never inside one. Columns that do not fit are omitted, and returned.
     """
     rows = [list(row) for row in rows]
     heads = [(column, "left") if isinstance(column, str) else column for column in columns]
@@ -122,7 +122,7 @@ def _words(*texts: str) -> list[str]:
 
 
 def layer_table(layers: Sequence[LayerFacts], measured: bool = True) -> None:
-    """One line per layer: weights kept, live units, density with a bar, share of the flow; and what that means.
+    """One line per layer: kept weights, live units, density with a bar, share of the flow; and a legend.
 
     Without a measurement (`measured`) live units and flow are not known.
     """
@@ -159,5 +159,5 @@ def _share(value: float) -> str:
 
 
 def _short(name: str, most: int) -> str:
-    """A name with its middle left out: the beginning tells the block, the end the layer."""
+    """A name without its middle: the beginning shows the block, the end the layer."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most - most // 2) :]}"

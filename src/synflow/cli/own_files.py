@@ -1,4 +1,4 @@
-"""Did synflow write this file? Told by its contents, where no manifest tells."""
+"""Did synflow write this file? Decided by its contents, if there is no manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..support.json_files import check_form, read_json
 
 __all__ = ["has_form", "is_page"]
 
-# The title that ends every page of synflow's is within so many bytes of its start: the name of a model is a line.
+# The title of every page of synflow ends within this many bytes: it holds the name of a model, which is one line.
 TITLE_WITHIN = 4096
 
 

@@ -1,4 +1,4 @@
-"""`synflow prune`: the command. What it does is in `prune_run`, which is imported when the command runs."""
+"""`synflow prune`: the command. `prune_run` does the work and is imported when the command runs."""
 
 from __future__ import annotations
 

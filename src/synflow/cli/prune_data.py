@@ -1,4 +1,4 @@
-"""Data for the scores that read some: a few examples of each class of a named data set."""
+"""Data for scores that need data: a few examples of each class of a named data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches for a score, and what they say about the model: the shape of its input, its number of classes."""
+    """Batches for a score, with the shape of the model's input and its number of classes."""
 
     batches: list[tuple[Tensor, Tensor]] | None = None
     inputs: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Batches:
 
 
 def scoring_data(wanted: Data, score: str, seed: int) -> Batches:
-    """`samples` examples of each class, in an order given by the seed; nothing where no data set is named."""
+    """`samples` examples of each class, in an order given by the seed; nothing without a data set."""
     if wanted.data is None:
         if reads_data(score):
             raise SynflowError(

@@ -1,4 +1,4 @@
-"""What `synflow prune` does: build the model, prune it to the target, certify, write, tell."""
+"""The work of `synflow prune`: build the model, prune it to the target, certify, write, print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ADVICE = "no path is left, so training cannot help; lower the compression, or u
 
 
 def run_prune(wish: Wish, out: Path | None, force: bool, json: bool) -> None:
-    """Prune, write to `out` where it is given, print; the exit code is 1 where the result is not what was asked for."""
+    """Prune, write to `out` if given, print; the exit code is 1 if the result misses the target."""
     _check_names(wish)
     if out is not None:
         check_free(out, force)
@@ -78,7 +78,7 @@ def _check_names(wish: Wish) -> None:
 
 
 def _prepared(wish: Wish) -> tuple[Source, dict[str, Any]]:
-    """The model and the arguments of `prune`; data say what the model's inputs and classes are."""
+    """The model and the arguments of `prune`; a data set determines the model's inputs and classes."""
     method, origin = wish.method, wish.origin
     batches = scoring_data(wish.data, method.score, origin.seed)
     source = load_model(

@@ -1,7 +1,7 @@
-"""From `--flops 0.25` or `--speedup 3` to a compression: prune, measure, go on or step back.
+"""From `--flops 0.25` or `--speedup 3` to a compression: prune, measure, prune further or step back.
 
-A search costs about as much as one pruning run: each trial goes on from the masks of the last trial that was not small
-enough. It works in logarithms: x of the compression, y of the compact network's cost as a share of the dense one's.
+A search costs about as much as one pruning run: each trial starts from the masks of the last trial that was not small
+enough. It uses logarithms: x of the compression, y of the compact network's cost as a share of the dense one's.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", 
 
 # A search prunes and measures at most this often; most end after three or four trials.
 TRIALS = 10
-# A result within this relative distance of the target ends the search: another trial would not pay.
+# A result within this relative distance of the target ends the search: another trial would gain little.
 CLOSE = 0.03
 # No search goes beyond 100,000x compression, where networks have a handful of weights left.
 FARTHEST = math.log(1e5)
-# How far one pruning step goes, in logarithms: that of 100 steps to 100x, the paper's setting.
+# The size of one pruning step, in logarithms: that of 100 steps to 100x, the paper's setting.
 STRIDE = math.log(100) / 100
 # The first guess assumes that costs fall as exp(-BEND * x**2); in most networks they fall more slowly.
 BEND = 0.12
@@ -44,7 +44,7 @@ Walk = Callable[[float, float, Masks | None], Masks]
 
 @dataclass(frozen=True)
 class Reached:
-    """The figure that masks reach, and its quartiles; a count has no spread."""
+    """The figure that masks reach, with its quartiles; a count has no spread."""
 
     value: float
     low: float
@@ -54,7 +54,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Found:
-    """The masks that a search ended with, the figure that they reach, and if that misses the target, why."""
+    """The resulting masks of a search, the figure that they reach, and if it misses the target, the reason."""
 
     masks: Masks
     compression: float
@@ -108,9 +108,9 @@ def find_speedup(
 
 
 def walk(model: nn.Module, example: Any, settings: dict[str, Any], progress: bool) -> Walk:
-    """How a search gets from one compression to another: on from the masks it has, or by a new pruning run.
+    """A function that prunes from one compression to another: from the given masks, or by a new pruning run.
 
-    It goes on only with a score that takes many steps by default, if the user set neither steps nor schedule.
+    It continues from masks only with a score of many default steps, and if the user set neither steps nor schedule.
     """
     steps, schedule, score = settings["steps"], settings["schedule"], settings["score"]
     function = choose("score", score, SCORES, SCORE_FORM)
@@ -133,7 +133,7 @@ def search(
     target: float, cost: Callable[[float], float], measure: Callable[[Masks], Reached], walk: Walk,
     said: Callable[[Reached], str], farthest: float, tell: Tell,
 ) -> Found:  # fmt: skip
-    """Masks whose cost is at most the target's, as near to it as a few trials get; else those of the least cost."""
+    """Masks whose cost is at most the target's, as close as a few trials reach; else the masks with the least cost."""
     goal = math.log(cost(target))
     low, high = _Point(0.0, 0.0), None
     tried: list[_Point] = []
@@ -144,7 +144,7 @@ def search(
             masks = walk(low.x, x, low.masks)
             reached = measure(masks)
         except SynflowError as cause:
-            # This compression has no network that can be measured; a lower one may have.
+            # The network of this compression cannot be measured; that of a lower one may be.
             problem, farthest = f"at {math.exp(x):.4g}x: {cause}", (low.x + x) / 2
             tell(f"trial {trial}: {problem}")
             if trial == TRIALS and not tried:
@@ -168,7 +168,7 @@ def search(
 
 
 def _as_close_as_can_be(point: _Point, goal: float, target: float) -> bool:
-    """Whether a target is met closely enough, or by no more than the measurement scatters."""
+    """Whether the result is close enough to the target, or within the scatter of the measurement."""
     assert point.reached is not None
     return goal - point.y <= CLOSE or point.reached.low <= target <= point.reached.high
 
@@ -178,13 +178,13 @@ def _farthest(model: nn.Module, example: Any) -> float:
 
 
 def _next(low: _Point, high: _Point | None, goal: float, farthest: float) -> float:
-    """Where to try next: a little beyond where a curve through what is known meets the goal."""
+    """The next compression to try: slightly beyond the point where a curve through known results meets the goal."""
     aim = goal - CLOSE / 2
     if high is not None:
         share = (aim - low.y) / (high.y - low.y) if high.y < low.y else 0.5
         return low.x + min(0.9, max(0.1, share)) * (high.x - low.x)
     if low.x == 0:
         return min(farthest, max(STRIDE, math.sqrt(-aim / BEND)))
-    # Costs fall ever faster: y = -a * x**2 through the last point. Where they hardly fell, twice as far.
+    # Costs fall increasingly fast: y = -a * x**2 through the last point. If they hardly fell, go twice as far.
     factor = math.sqrt(aim / low.y) if low.y < 0 else 2.0
     return min(farthest, low.x * min(2.0, max(1.05, factor)))

@@ -1,4 +1,4 @@
-"""How much faster a compact network is on this machine: a few timings where that is clear, else a benchmark."""
+"""The speed-up of a compact network on this machine: by a few timings if they are clear, else by a benchmark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = tuple[float, float, float, Benchmark | None]
 
 
 class Speed:
-    """A dense network that is ready to run, to be timed in turns with compact ones."""
+    """A dense network, prepared to be timed in turns with compact ones."""
 
     def __init__(self, model: nn.Module, example: Any, task: str, batch: int) -> None:
         self.model, self.example, self.task, self.batch = model, example, task, batch
@@ -34,7 +34,7 @@ class Speed:
         self.dense()
 
     def times_faster(self, small: nn.Module, masks: Masks, target: float) -> Answer:
-        """Median and range of dense time over compact time; by a benchmark where a few timings cannot decide."""
+        """Median and range of dense time over compact time; by a benchmark if a few timings cannot decide."""
         ratios = self._ratios(small)
         middle = statistics.median(ratios)
         if abs(middle / target - 1) <= NEAR or min(ratios) <= target <= max(ratios):

@@ -1,6 +1,6 @@
-"""The names of the files in a folder of `synflow prune`, and how to tell that synflow wrote one of them.
+"""The names of the files in a folder of `synflow prune`, and tests that recognise files written by synflow.
 
-The folder's manifest tells. Folders of earlier versions have none: there the contents of a file must be what those
+The folder's manifest lists them. Folders of earlier versions have none: there a file must have the contents that those
 versions wrote under its name, or it counts as a file of the user.
 """
 
@@ -40,7 +40,7 @@ def _is_masks(path: Path) -> bool:
 
 
 def _is_weights(path: Path) -> bool:
-    """Weights have no mark of their own: they are ours if the masks beside them are, and are masks of them."""
+    """Weights have no mark of their own: they are ours if the masks beside them are ours and fit them."""
     masks = path.with_name(MASKS)
     if not _is_run(path.with_name(RUN)) or not _is_masks(masks):
         return False

@@ -1,7 +1,7 @@
 """The folder of a pruned network: weights, masks, certificate, report, and how they were made.
 
-weights.safetensors  the weights, those that were pruned included    certificate.json  `certify`
-masks.safetensors    one bit per weight                              facts.json        what the report shows
+weights.safetensors  the weights, including the pruned ones          certificate.json  `certify`
+masks.safetensors    one bit per weight                              facts.json        the facts in the report
 run.json             the model, the settings, the command            report.html       the report
 """
 
@@ -32,15 +32,15 @@ from .run_files import ABOUT, CERTIFICATE, FACTS, FORMAT, MASKS, OURS, REPORT, R
 __all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
 
 COMPACT = "compact"
-# The most outputs a stored network may name: more than any data set has classes, few enough to build.
+# The most outputs of a stored network: more than any data set has classes, few enough to build.
 MOST_CLASSES = 10**6
-# The most inputs, and numbers in all of them, that a stored network may name: a batch of one is far below.
+# The most inputs of a stored network, and numbers in all of them: a batch of one is far below.
 MOST_INPUTS, MOST_STORED = 100, 2**28
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder that `synflow prune` wrote, and what its run.json says."""
+    """A folder that `synflow prune` wrote, with the contents of its run.json."""
 
     folder: Path
     about: dict[str, Any]
@@ -63,13 +63,13 @@ class Run:
         return tuple(StepRecord(**{key: step[key] for key in STEP}) for step in stored["steps"])
 
     def facts(self) -> Facts:
-        """What the report shows."""
+        """The facts in the report."""
         path = self.folder / FACTS
         return facts_from(read_json(path), str(path))
 
 
 def check_free(folder: Path, force: bool = False) -> None:
-    """Refuse a folder that holds something: nothing is ever overwritten unasked."""
+    """Refuse a folder that is not empty: nothing is overwritten without --force."""
     if folder.exists() and not folder.is_dir():
         raise SynflowError(f"{folder} is there already and is no folder; choose another --out")
     folders.check_writable(folder)
@@ -85,7 +85,7 @@ def check_free(folder: Path, force: bool = False) -> None:
 def write_run(folder: Path, source: Source, masks: Masks, certificate: Any, facts: Facts, command: str) -> None:
     """Write the files of a run, all of them or none; the user's other files in the folder stay.
 
-    What was made from the network that was there before, its compact form and its benchmark, is removed.
+    The compact form and the benchmark of the previous network are removed.
     """
     about = {"format": FORMAT, **source.settings, "pruning": masks.about, "command": command}
     texts = {
@@ -129,7 +129,7 @@ def open_run(folder: Path) -> Run:
 
 
 def rebuild(run: Run, model: str | None = None) -> Source:
-    """The model of a run with its weights; a model that is a Python file must be named again, since it runs."""
+    """The model of a run with its weights; a model that is a Python file must be named again, since its code runs."""
     spec = str(model or run.about["model"])
     if model is None and is_file(spec):
         raise SynflowError(
@@ -143,13 +143,13 @@ def rebuild(run: Run, model: str | None = None) -> Source:
 
 
 def next_command(command: str, folder: Path, spec: str) -> str:
-    """What to type next; a model that is a Python file has to be named again."""
+    """The next command to type; a model that is a Python file has to be named again."""
     named = f" --model {shlex.quote(spec)}" if is_file(spec) else ""
     return f"next: synflow {command} {shlex.quote(str(folder))}{named}"
 
 
 def refresh_report(run: Run, facts: Facts) -> None:
-    """Put new figures into facts.json and report.html; of a forged file some numbers may be impossible."""
+    """Write new figures into facts.json and report.html; numbers in a forged file may be impossible."""
     try:
         html = page(facts)
     except (ArithmeticError, ValueError) as cause:
@@ -159,5 +159,5 @@ def refresh_report(run: Run, facts: Facts) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file in one go; what was there stays if anything fails. A run's own file gets a new checksum."""
+    """Write a file atomically; the old file stays if anything fails. A run's own file gets a new checksum."""
     folders.update(path, text.encode(), OURS)

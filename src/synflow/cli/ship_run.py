@@ -1,4 +1,4 @@
-"""What `synflow compact`, `bench` and `export` do: from masks to a smaller, faster network in a file."""
+"""The work of `synflow compact`, `bench` and `export`: from masks to a smaller, faster network in a file."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run_export(
     folder: Path, onnx: bool, out: Path | None, masked: bool, fixed_batch: bool, model: str | None, force: bool,
     json: bool,
 ) -> None:  # fmt: skip
-    """Write an ONNX file whose outputs were compared."""
+    """Write an ONNX file after comparing its outputs."""
     if not onnx:
         raise SynflowError("name the format: --onnx (the only one there is)")
     run = open_run(folder)
@@ -111,7 +111,7 @@ def run_export(
 
 
 def show(result: Benchmark) -> None:
-    """The figures of a benchmark at 80 columns."""
+    """Print the figures of a benchmark at 80 columns."""
     table(
         ["task", ("batch", "right"), "variant", ("median", "right"), ("quartiles", "right"), ("faster", "right")],
         [

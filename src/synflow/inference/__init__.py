@@ -1,4 +1,4 @@
-"""Networks that are only run: folded norms, frozen graphs, ONNX."""
+"""Networks for inference only: folded norms, frozen graphs, ONNX."""
 
 from .folded_norms import for_inference
 from .onnx import export_onnx

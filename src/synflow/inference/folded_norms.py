@@ -1,6 +1,6 @@
-"""A network as one would run it, not train it: batch norms folded into the layers before them, memory laid out for it.
+"""A network prepared for inference: batch norms folded into the layers before them, memory layout for convolutions.
 
-Which norm follows which layer is read off a recorded run, so it does not matter how the model is written.
+A recorded run shows which norm follows which layer, so it does not matter how the model is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["for_inference"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# Exactly these: a layer made of one of them may do more than it.
+# Exactly these classes: a subclass may do more.
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -47,13 +47,13 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
 def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True, freeze: bool = False) -> nn.Module:
     """A copy for inference only, with the same outputs up to rounding: masks baked in, batch norms folded, eval mode.
 
-    A batch norm goes where all it reads is the output of one convolution or linear layer that nothing else reads.
-    `channels_last` lays images out with channels innermost, which is faster for convolutions on CPUs; pass False where
-    it is not. `freeze` makes one graph of it that runs without Python (`torch.jit`), for inputs of the example's shape,
-    batch size included, and for the way they take through the model's code; convolutions get the form that suits the
-    sizes of their images; `torch.jit` keeps 0.4 to 0.9 MB of each graph while the process lives, so freeze once, not in
-    a loop. A model that can't be traced is returned unfrozen, with a warning. Outputs on random inputs
-    must equal the model's to 1e-10 in double precision, or nothing is returned. The model itself is not changed.
+    A batch norm is folded if its only input is the output of one convolution or linear layer that nothing else reads.
+    `channels_last` stores images with channels innermost, which is usually faster for convolutions on CPUs. `freeze`
+    makes one graph that runs without Python (`torch.jit`), for inputs of the example's shape (batch size included) that
+    take the example's path through the model's code; convolutions get the form that suits the sizes of their images.
+    `torch.jit` keeps 0.4 to 0.9 MB of each graph while the process lives, so freeze once, not in a loop. A model that
+    can't be traced is returned unfrozen, with a warning. Outputs on random inputs must equal the model's to 1e-10 in
+    double precision, or nothing is returned. The model itself is not changed.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     >>> for_inference(model, torch.ones(1, 3, 8, 8))
@@ -88,7 +88,7 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
 
 
 def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: Any, channels_last: bool) -> nn.Module:
-    """The frozen form of a folded model, of which there is a copy in double precision, and the unfolded one in it."""
+    """The frozen form of a folded model; in float64, `reference` is the model before and `folded` after folding."""
     seen = record(ready, example)
     forms = choose_forms(ready, seen)
     reshape(folded, forms, channels_last)
@@ -102,7 +102,7 @@ def _frozen(ready: nn.Module, reference: nn.Module, folded: nn.Module, example: 
 
 
 def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
-    """The paths of each layer and the norm that can be folded into it."""
+    """Pairs of paths: a layer, and the norm that can be folded into it."""
     found: list[tuple[str, str]] = []
     for norm in seen.tape.steps:
         if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
@@ -117,7 +117,7 @@ def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
 
 
 def _after(norm: Any) -> nn.Module | None:
-    """What is left of a norm once it is folded; None if that is not known."""
+    """The module that replaces a folded norm; None if the norm is of an unknown kind."""
     if type(norm) in _NORMS:
         return nn.Identity()
     if type(norm).__name__ == "BatchNormAct2d":  # timm's, which has an activation inside

@@ -1,7 +1,7 @@
-"""A network made ready for inputs of one shape, as one graph that runs without Python.
+"""A network prepared for inputs of one shape, as one graph that runs without Python.
 
-Convolutions take the form that suits the size of their images: of many positions, weights packed once and the ReLU
-inside, in whole vectors of channels; of the smallest images, one matrix. Then the network is traced and frozen.
+Each convolution takes the form that suits the size of its images. For many positions: packed weights, the ReLU inside,
+channels rounded up to whole vectors. For the smallest images: one matrix. Then the network is traced and frozen.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .recorded_run import RecordedRun
 
 __all__ = ["Forms", "choose_forms", "freeze", "pack", "replace", "reshape"]
 
-VECTOR = 8  # channels that processors take at once; kernels are slow on what is left over
-WASTE = 1 / 8  # how much wider a layer may become for it
-MANY = 256  # positions from which on a convolution is worth oneDNN's calls
-LARGEST = 1 << 19  # entries of a matrix that still come from the cache
+VECTOR = 8  # channels in one vector of the processor; kernels are slow on an incomplete vector
+WASTE = 1 / 8  # the largest relative growth of a layer by rounding up its channels
+MANY = 256  # from this many positions on, a convolution pays for the overhead of oneDNN's calls
+LARGEST = 1 << 19  # the most entries of a matrix that still fits into the cache
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Forms:
 
 
 def choose_forms(model: nn.Module, seen: RecordedRun) -> Forms:
-    """What becomes of each convolution of a model whose norms are folded."""
+    """Choose the form of each convolution of a model whose norms are folded."""
     forms = Forms([], {}, {}, {})
     for step in seen.tape.steps:
         if step.name == "mean" and _called_once(model, seen, step, nn.AdaptiveAvgPool2d):
@@ -65,7 +65,7 @@ def choose_forms(model: nn.Module, seen: RecordedRun) -> Forms:
 
 
 def _plain_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> nn.Conv2d | None:
-    """The layer of a step that is a two-dimensional convolution, used once, all of whose forms are known."""
+    """The layer of a step, if it is a two-dimensional convolution, used once, that supports all forms."""
     if step.name != "convolution" or not seen.alone(model, step.module):
         return None
     layer = model.get_submodule(step.module)
@@ -74,7 +74,7 @@ def _plain_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> nn.Co
 
 
 def _called_once(model: nn.Module, seen: RecordedRun, step: Step, kind: type[nn.Module]) -> bool:
-    """Is the step all that a module of exactly this kind does in a run?"""
+    """Whether the step is the only operation, in a run, of a module of exactly this class."""
     module = model.get_submodule(step.module)
     if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks:
         return False
@@ -82,13 +82,13 @@ def _called_once(model: nn.Module, seen: RecordedRun, step: Step, kind: type[nn.
 
 
 def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | None:
-    """The path of the convolution that alone reads this one's channels, each for itself until then."""
+    """The path of the one convolution that reads this one's channels, through channel-by-channel operations only."""
     number = step.outputs[0]
     while (after := seen.reader(number)) is not None:
         if after.name == "convolution" and after.inputs[0] == number:
             layer = _plain_convolution(model, seen, after)
             return after.module if layer is not None and layer.groups == 1 else None
-        # Channel by channel and zero for zero, so that a channel of zeros that nobody reads may be added.
+        # These map each channel separately and zero to zero, so a channel of zeros that nothing reads may be added.
         channelwise = after.name in POOLS or (after.at_zero is not None and after.at_zero[0] == 0)
         if not channelwise or any(seen.reads[other] for other in after.outputs[1:]):
             return None
@@ -97,7 +97,7 @@ def _next_convolution(model: nn.Module, seen: RecordedRun, step: Step) -> str | 
 
 
 def reshape(model: nn.Module, forms: Forms, channels_last: bool) -> None:
-    """Give convolutions their form, those that exist in any precision: the outputs stay the same up to rounding."""
+    """Apply the forms that exist in any precision; the outputs stay the same up to rounding."""
     for path, reader in forms.widened:
         layer, after = _layer(model, path), _layer(model, reader)
         more = -layer.out_channels % VECTOR
@@ -113,7 +113,7 @@ def reshape(model: nn.Module, forms: Forms, channels_last: bool) -> None:
 
 
 def pack(model: nn.Module, forms: Forms, channels_last: bool) -> None:
-    """Pack weights as oneDNN wants them, which is possible in single precision only."""
+    """Pack weights for oneDNN, which is possible in single precision only."""
     if not torch.backends.mkldnn.is_available():
         return
     for path, (shape, relu) in forms.packed.items():
@@ -126,7 +126,7 @@ def pack(model: nn.Module, forms: Forms, channels_last: bool) -> None:
 
 
 class MatrixConvolution(nn.Module):
-    """A convolution of images so small that nearly all of them is seen at once: one matrix product."""
+    """A convolution of images that are hardly larger than the kernel, as one matrix product."""
 
     def __init__(self, layer: nn.Conv2d, before: torch.Size, behind: torch.Size, channels_last: bool) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ class MatrixConvolution(nn.Module):
         return flat.view(-1, *size, channels).permute(0, 3, 1, 2) if self.last else flat.view(-1, channels, *size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Every pixel to every pixel."""
+        """Multiply all input pixels by the matrix to all output pixels."""
         return self._images(F.linear(self._flat(images), self.weight.t(), self.bias), self.channels, self.size)
 
 
 class PackedConvolution(nn.Module):
-    """A convolution whose weights oneDNN has packed for images of one size, perhaps with a ReLU behind it."""
+    """A convolution with weights packed by oneDNN for images of one size, optionally followed by a ReLU."""
 
     def __init__(self, layer: nn.Conv2d, shape: torch.Size, relu: bool, channels_last: bool) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class PackedConvolution(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: Tensor) -> Tensor:
-        """As the convolution did."""
+        """The outputs of the original convolution (and ReLU)."""
         outputs: Tensor = torch.ops.mkldnn_prepacked.conv2d_run(
             images.contiguous(memory_format=self.format), self.packed
         )
@@ -176,7 +176,7 @@ def freeze(model: nn.Module, reference: nn.Module, example: Any) -> nn.Module:
     args, kwargs = arguments(move(inputs_like(example, None, 1, None), device))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # that the shapes are those of the example, which is what is wanted
+        warnings.simplefilter("ignore")  # tracing warns that shapes become fixed, which is intended
         script: nn.Module = torch.jit.freeze(torch.jit.trace(model, **given, check_trace=False))
         for seed in (None, 1, 2):  # three runs, after which the graph is optimised
             args, kwargs = arguments(move(inputs_like(example, seed, 1, None), device))
@@ -205,6 +205,6 @@ def _layer(model: nn.Module, path: str) -> nn.Conv2d:
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put another module in the place of one."""
+    """Replace the module at a path."""
     parent, _, name = path.rpartition(".")
     model.get_submodule(parent)._modules[name] = module

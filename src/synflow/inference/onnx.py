@@ -1,4 +1,4 @@
-"""A network as an ONNX file, which onnxruntime has run and found to give the same outputs."""
+"""Export to ONNX, with a check in onnxruntime that the outputs are the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["export_onnx", "onnx_session"]
 def export_onnx(
     model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4, dynamic_batch: bool = True
 ) -> Path:
-    """Write a model in eval mode, its masks baked in, to an ONNX file; nothing is written unless outputs agree.
+    """Write a model in eval mode, with its masks baked in, to an ONNX file, but only if outputs agree.
 
     The file is run in onnxruntime on the example and on random numbers of its shape; outputs may differ from torch's by
     `tolerance` of their size. With `dynamic_batch` the first dimension of every input is free, where the model allows.
@@ -47,12 +47,12 @@ def export_onnx(
 
 
 def onnx_session(path: str | os.PathLike[str], threads: int = 0) -> Any:
-    """An onnxruntime session on the CPU; no threads given means as many as onnxruntime likes."""
+    """An onnxruntime session on the CPU; with `threads=0` onnxruntime chooses their number."""
     runtime = need("onnxruntime", extra="onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Idle threads of one session must not take the processor from another that is measured beside it.
+    # Idle threads of one session must not slow down another session that is being measured.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
 

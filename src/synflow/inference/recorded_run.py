@@ -1,4 +1,4 @@
-"""One run of a model in eval mode, written down, and what can be told from it about its layers."""
+"""The recording of one run of a model in eval mode, and questions about its layers that it answers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class RecordedRun:
     dtype: torch.dtype
 
     def alone(self, model: nn.Module, path: str) -> bool:
-        """Weights of its own, read once: what other places read, too, can't be changed for one of them."""
+        """Whether a layer's weights are its own and read once: shared weights can't be changed for one reader."""
         module = model.get_submodule(path)
         own = {f"{path}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)}
         once = {name for number, name in self.tape.leaves.items() if self.reads[number] == 1}
         return not module._forward_hooks and not module._forward_pre_hooks and own <= once
 
     def maker(self, number: int) -> Step | None:
-        """The step that made a tensor; None for what the model was given."""
+        """The step that made a tensor; None for an input of the model."""
         return next((step for step in reversed(self.tape.steps) if number in step.outputs), None)
 
     def reader(self, number: int) -> Step | None:
@@ -45,7 +45,7 @@ class RecordedRun:
 
 
 def record(model: nn.Module, example: Any) -> RecordedRun:
-    """Run a copy of a model on the example and write down what it does."""
+    """Run a copy of a model on the example and record its operations."""
     problem: Exception | None = None
     for dtype in (torch.float64, torch.float32):  # some models have operations in single precision only
         work, tape = double(copy.deepcopy(model), dtype), Tape()

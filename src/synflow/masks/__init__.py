@@ -1,1 +1,1 @@
-"""Masks: attached to a model, stored in files, and the record of how they were made."""
+"""Masks: on a model, in files, and with the record of how they were made."""

@@ -1,8 +1,8 @@
-"""Masked weights that a model also holds outside of its parameters: in a list, a dict, an object, as a view.
+"""Aliases: masked weights that a model also holds outside of its parameters (in a list, a dict, an object, as a view).
 
-Such a tensor is the parameter itself, or its memory, and no property hides its pruned entries. So they are zeroed
-before each forward pass of the module that holds it, as optimizer steps do too, and its gradient is masked. What is
-written there by hand is seen until then; `attach` warns of that.
+An alias is the parameter itself, or shares its memory, and no property hides its pruned entries. So they are zeroed
+before each forward pass of the module that holds it (and after each optimizer step), and its gradient is masked. Values
+that a user writes there are visible until then; `attach` warns about it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .masked_modules import MASK_SUFFIX, mask_of, masked_names, zero_pruned
 
 @dataclass(frozen=True)
 class _Guard:
-    """A forward pre-hook of the module that holds the masked weight of a layer a second time."""
+    """A forward pre-hook of a module that holds an alias of a masked weight."""
 
     layer: nn.Module
     name: str
@@ -43,7 +43,7 @@ class _Guard:
 
 
 def guard_aliases(model: nn.Module, masked: Iterable[str]) -> None:
-    """Keep the pruned entries of the named weights zero where the model holds them a second time, and warn of it."""
+    """Keep the pruned entries of aliases of the named weights zero, and warn about the aliases."""
     found = places(model)
     weights = {name: found[name][0].weight for name in masked}
     holders = {f"model.{path}": (module, tensor) for module, path, tensor in _beside(unwrap(model))}
@@ -61,19 +61,19 @@ def guard_aliases(model: nn.Module, masked: Iterable[str]) -> None:
 
 
 def forget_aliases(module: nn.Module) -> None:
-    """Take the hooks of `guard_aliases` off a module."""
+    """Remove the hooks of `guard_aliases` from a module."""
     for key, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, _Guard):
             del module._forward_pre_hooks[key]
 
 
 def _beside(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Tensors that the modules hold beside their parameters, and paths to them from the model."""
+    """Tensors that modules hold outside of their parameters, with their paths in the model."""
     paths = {module: f"{path}." if path else "" for path, module in model.named_modules()}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not name.endswith(MASK_SUFFIX):
                 yield module, paths[module] + name, buffer
     for module, path, tensor in held_beside(model):
-        if f"{path}_orig" not in module._parameters:  # which an old spectral norm made
+        if f"{path}_orig" not in module._parameters:  # made by an old-style spectral norm
             yield module, paths[module] + path, tensor

@@ -1,4 +1,4 @@
-"""Masks on a network: put them on, train under them, take them off.
+"""Masks on a network: attach them, train with them, remove them.
 
 `attach` sets the pruned weights to zero in place and masks them wherever they are read (see `masked_modules`). Masks
 are boolean buffers beside the weights, so they follow `.to(device)` and are part of the `state_dict`. A checkpoint of
@@ -27,10 +27,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
-    """Prune the model in place and keep it so: `weight = mask * weight` wherever a weight is read.
+    """Prune the model in place and keep it pruned: `weight = mask * weight` wherever a weight is read.
 
-    Optimizers made before or after keep working, since every Parameter stays the same object under the same name.
-    Attaching again may prune more weights but brings none back. An error leaves the model as it was.
+    Existing and new optimizers work, since every Parameter stays the same object under the same name.
+    Attaching again may prune more weights but restores none. An error leaves the model unchanged.
 
     >>> layer = attach(nn.Linear(2, 2, bias=False), {"weight": torch.tensor([[True, False], [False, True]])})
     >>> layer
@@ -52,7 +52,7 @@ def attach(model: Model, masks: Mapping[str, Tensor]) -> Model:
 
 
 def attached(model: nn.Module) -> dict[str, Tensor]:
-    """The masks that a model holds, by the names of its parameters; empty for a plain model."""
+    """The masks of a model, by parameter name; empty for a plain model."""
     return {
         name: mask_of(first.module, first.attribute).clone()
         for name, (first, *_) in places(model).items()
@@ -91,9 +91,9 @@ def unmasked(model: nn.Module) -> Iterator[None]:
 
 
 def rewind(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put the weights and buffers, not the masks, back to an earlier state_dict, to the bit.
+    """Restore the weights and buffers, not the masks, from an earlier state_dict, to the bit.
 
-    The state may be that of the dense or of the attached model. Its names, shapes and dtypes must be the model's, or
+    The state may come from the dense or the attached model. If its names, shapes or dtypes differ from the model's,
     nothing is changed.
     """
     if _masks_in(state) and not attached(model):
@@ -107,8 +107,8 @@ def rewind(model: nn.Module, state: Mapping[str, Any]) -> None:
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state_dict, saved with masks or without, into a model with masks or without.
 
-    Masks in the state are attached, in place of those that the model holds for the same weights; other masks of the
-    model stay. Names, shapes and dtypes must be the model's, or nothing is changed.
+    Masks in the state replace the model's masks of the same weights; other masks of the model stay. If names, shapes or
+    dtypes differ from the model's, nothing is changed.
     """
     first_names = {place.name: name for name, held in places(model).items() for place in held}
     stored, masks = _masks_in(state), dict[str, Tensor]()
@@ -125,7 +125,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def density(masks: Mapping[str, Tensor]) -> float:
-    """The share of the masked weights that is kept; 1 without masks.
+    """The kept share of the masked weights; 1 without masks.
 
     >>> density({"a": torch.tensor([True, False]), "b": torch.tensor([False, False])})
     0.25
@@ -138,15 +138,15 @@ def density(masks: Mapping[str, Tensor]) -> float:
 
 
 def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
-    """Permute each mask within itself: the same densities layer by layer, but none of the choice of weights.
+    """Permute each mask at random: every layer keeps its density, but the choice of weights is lost.
 
-    Depends on the seed and the names alone, not on the order of the masks, the device or the global random state.
+    Depends only on the seed and the names, not on the order of the masks, the device or the global random state.
 
     >>> density(shuffle({"a": torch.tensor([True, False, False, False])}, seed=1))
     0.25
     """
     check_mapping(masks)
-    result: dict[str, Tensor] = copy.copy(masks) if isinstance(masks, dict) else {}  # a subclass says more than masks
+    result: dict[str, Tensor] = copy.copy(masks) if isinstance(masks, dict) else {}  # a subclass holds more than masks
     for name, mask in masks.items():
         check_boolean(name, mask)
         key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]
@@ -190,7 +190,7 @@ def _kind(value: object) -> str:
 
 
 def _checked_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state under the model's own keys, without masks; an error if anything is missing, left over or different."""
+    """The state under the model's own keys, without masks; an error if a key is missing, extra or of another shape."""
     own = {key: value for key, value in unwrap(model).state_dict().items() if not key.endswith(MASK_SUFFIX)}
     keys = {dense_name(key): key for key in own}
     given = {dense_name(key): value for key, value in state.items() if not key.endswith(MASK_SUFFIX)}

@@ -1,4 +1,4 @@
-"""Which masks a model can take: boolean tensors, each with the name and shape of a weight, wherever that is held."""
+"""Checks of masks: they must be boolean tensors, each with the name and shape of a weight of the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def places(model: nn.Module) -> dict[str, list[Place]]:
-    """Where each parameter is held, whatever wraps the model; a tied one in several places, under its first name."""
+    """The places of each parameter, also in a wrapped model; a tied parameter has several, under its first name."""
     found: dict[str, list[Place]] = {}
     first_names: dict[Tensor, str] = {}
     for prefix, module in unwrap(model).named_modules():
@@ -51,7 +51,7 @@ def check_mapping(masks: object, hint: str = "") -> None:
 
 
 def check_boolean(name: str, mask: object) -> None:
-    """Refuse a mask that is no boolean tensor."""
+    """Refuse a mask that is not a boolean tensor."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise SynflowError(f"{name}: a mask is a boolean tensor, True where a weight is kept, got {got}; try mask != 0")
@@ -71,7 +71,7 @@ def check_mask(name: str, mask: Any, weight: Tensor) -> None:
 
 
 def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Refuse masks unless each can be put on a weight of the model."""
+    """Refuse masks unless each fits a weight of the model."""
     found = places(model)
     check_mapping(masks)
     unknown = [str(name) for name in masks if name not in found]
@@ -102,7 +102,7 @@ def check_masks(masks: Mapping[str, Tensor], model: nn.Module) -> None:
 
 @plain_tensors
 def full_masks(masks: Mapping[str, Tensor] | None, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A mask for each weight, for reading only; a missing one is a single True, expanded, which takes no memory."""
+    """A read-only mask for each weight; a missing mask is a single True, expanded, which takes no memory."""
     full = {
         name: torch.ones((), dtype=torch.bool, device=weight.device).expand(weight.shape)
         for name, weight in weights.items()
@@ -123,7 +123,7 @@ def full_masks(masks: Mapping[str, Tensor] | None, weights: Mapping[str, Tensor]
 
 
 def some(names: Iterable[str], most: int = 5) -> str:
-    """The first names of a list, and how many more there are.
+    """The first names of a list, and the number of other names.
 
     >>> some(["a", "b", "c"], 2), some([])
     ('a, b and 1 more', 'none')

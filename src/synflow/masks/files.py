@@ -1,8 +1,7 @@
-"""Masks in files: one bit per weight, and everything that is needed to trust them.
+"""Masks in files: one bit per weight, with the facts needed to verify them.
 
-A file is a safetensors file whose tensors are the bit-packed masks and whose metadata say where they come from. Equal
-masks give equal files. Loading encodes the contents again and refuses a file that differs from that in any bit.
-Nothing is ever unpickled.
+A file is a safetensors file: the tensors are bit-packed masks, the metadata describe their origin. Equal masks give
+equal files. Loading encodes the contents again and refuses a file that differs in any bit. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from .checks import check_boolean, check_mapping, check_masks, named_weights
 from .results import Masks
 
 FORMAT, VERSION = "synflow masks", 1
-MOST_DIMENSIONS = 64  # torch computes with no tensors of more
+MOST_DIMENSIONS = 64  # the most dimensions of a tensor in torch
 Packed = dict[str, bytes]
 _deserialize: Any = safetensors.deserialize
 
 
 def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **about: str | int | float | None) -> None:
-    """Write masks to a file, one bit per weight, with what is known about them; an old file is replaced in one go.
+    """Write masks to a file, one bit per weight, with their settings; an old file is replaced atomically.
 
-    What `prune` says about its masks (method, compression, seed, architecture) goes in by itself; keywords add to it.
+    The settings of `prune` (method, compression, seed, architecture) are stored automatically; keywords add more.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "masks.safetensors")
@@ -71,9 +70,9 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str], **abou
 
 
 def load_masks(path: str | os.PathLike[str], model: nn.Module | None = None) -> Masks:
-    """Read masks and check that the file is whole and, given a model, that they were made for its architecture.
+    """Read masks; check that the file is undamaged and, given a model, that the masks fit its architecture.
 
-    With a model, each mask is on the device of its weight. `about` of the result is what the file says of its origin.
+    With a model, each mask is on the device of its weight. `about` of the result holds the settings in the file.
     """
     check_path(path, "a file of masks")
     path = Path(path)
@@ -133,7 +132,7 @@ def _checksum(packed: Packed, metadata: Mapping[str, str]) -> str:
 
 
 def _encoded(packed: Packed, metadata: Mapping[str, str]) -> bytes:
-    """The bytes of the file. Where safetensors leaves a choice (order, spaces, padding), there is one form."""
+    """The bytes of the file, in one canonical form where safetensors allows several (order, spaces, padding)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, data in packed.items():
@@ -175,7 +174,7 @@ def _decoded(path: Path) -> tuple[Packed, dict[str, str]]:
 
 @contextmanager
 def _or_corrupt(path: Path) -> Iterator[None]:
-    """Turn any error inside the block, which comes from the file's contents, into one that names the file."""
+    """Turn any error inside the block into one that names the file, since its contents caused it."""
     try:
         yield
     except Exception as cause:

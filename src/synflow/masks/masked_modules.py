@@ -1,14 +1,14 @@
-"""A module whose pruned weights read as zero, whatever is written to the parameter.
+"""Modules whose pruned weights read as zero, whatever values the parameter has.
 
 The Parameter stays the same object under the same name. The module gets a subclass in which the weight is a property,
-`where(mask, parameter, 0)`. So the mask holds wherever the weight is read, for any optimizer and framework, its
-gradient is zero, and code that goes by parameter name (optimizer groups, checkpoints, sharding, `functional_call`)
-works as in the dense network. `torch.nn.utils.parametrize` would rename and reorder the parameters, refuse to pickle,
-and break the copies of a model when one of them is baked.
+`where(mask, parameter, 0)`. So the mask holds wherever the weight is read, for any optimizer and framework; the
+gradient of pruned weights is zero, and code that uses parameter names (optimizer groups, checkpoints, sharding,
+`functional_call`) works as in the dense network. `torch.nn.utils.parametrize` would rename and reorder the parameters,
+refuse to pickle, and break the copies of a model when one of them is baked.
 
 After each optimizer step the pruned entries of the parameter are zeroed. The property hides them anyway, but momentum
-from before `attach` moves them, and code that reads the parameter directly (a penalty over `model.parameters()`, a
-list that holds the weight as well) would see that.
+from before `attach` changes them, and code that reads the parameter directly (a penalty over `model.parameters()`, a
+list that also holds the weight) would see that.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def mask_of(module: nn.Module, name: str) -> Tensor:
 
 
 def hold(module: nn.Module, name: str, mask: Tensor) -> None:
-    """Mask one parameter of a module from now on; a mask that is there already is replaced."""
+    """Mask one parameter of a module; an existing mask is replaced."""
     parameter = module._parameters[name]
     assert parameter is not None
     if name in masked_names(module):
-        mask_of(module, name).copy_(mask)  # in place: compiled graphs and DDP know this tensor
+        mask_of(module, name).copy_(mask)  # in place: compiled graphs and DDP refer to this tensor
     else:
         own = mask.to(parameter.device, copy=True)
         if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
@@ -72,7 +72,7 @@ def release(module: nn.Module) -> None:
 
 @torch.no_grad()
 def zero_pruned(module: nn.Module) -> None:
-    """Set the pruned entries of the parameters themselves to zero, where an optimizer may have moved them unseen."""
+    """Set the pruned entries of the parameters to zero, since an optimizer may have changed them."""
     for name in masked_names(module):
         parameter = module._parameters.get(name)
         if parameter is not None and not parameter.is_meta:
@@ -81,7 +81,7 @@ def zero_pruned(module: nn.Module) -> None:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor: only those have a mesh, and asking for it does not import torch.distributed."""
+    """Whether this is a DTensor: only DTensors have a mesh, and this test does not import torch.distributed."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -98,7 +98,7 @@ def _local_parts(parameter: Any, mask: Any) -> tuple[Tensor, Tensor]:
     return weight, part.to(weight.device)
 
 
-_MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # the masked modules that are alive
+_MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # all living masked modules
 _HOOK: list[Any] = []  # the one hook on all optimizers, installed with the first masked module
 _LOCK = threading.Lock()  # for both
 
@@ -137,7 +137,7 @@ def _masked_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
 
 
 class _Masked:
-    """The methods in which a masked module differs from its plain class; it precedes that class in the MRO."""
+    """The methods that differ between a masked module and its plain class; precedes that class in the MRO."""
 
     def extra_repr(self: Any) -> str:
         return ", ".join(filter(None, [super().extra_repr(), _density_text(self)]))  # type: ignore[misc]
@@ -195,7 +195,7 @@ class _Masked:
 
 
 class _MaskedRNN:
-    """An RNN passes its kernel a list of parameters; here the list holds the masked weights, read at each call."""
+    """An RNN passes its kernel a list of parameters; in a masked RNN the list holds the masked weights."""
 
     _flat_weights_names: list[str]
 
@@ -220,14 +220,14 @@ def _masked_property(name: str) -> property:
     def seen(self: nn.Module) -> Tensor | None:
         parameter = self._parameters.get(name)
         if parameter is None:
-            parameter = self.__dict__.get(name)  # a data-parallel replica keeps its weight there
+            parameter = self.__dict__.get(name)  # a data-parallel replica stores its weight here
         if parameter is None:
             return None
         mask = mask_of(self, name)
         if torch.compiler.is_compiling():
             return torch.where(mask, parameter, 0)
         if _is_sharded(parameter) and not _is_sharded(mask):
-            # `fully_shard` gets its parameter by name and needs the object itself; in forward it is not sharded.
+            # `fully_shard` reads the attribute and needs the Parameter itself; in forward it is not sharded.
             zero_pruned(self)
             return parameter
         try:
@@ -243,13 +243,13 @@ def _masked_property(name: str) -> property:
 
 
 def _read_by_torch() -> bool:
-    """Whether torch's own layers, which only read, ask for the weight: plain tensors keep torch's fast paths open."""
+    """Whether torch's own layers read the weight: they never write, and plain tensors allow torch's fast paths."""
     caller: str = sys._getframe(2).f_globals.get("__name__", "")
     return caller.startswith("torch.nn.modules.") or caller == __name__
 
 
 def _new_masked(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    """An empty masked module, which unpickling and copying fill."""
+    """An empty masked module, to be filled by unpickling or copying."""
     masked = _masked_class(base, names)
     module = masked.__new__(masked)
     _zero_after_each_step(module)
@@ -257,7 +257,7 @@ def _new_masked(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
 
 
 def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class without our subclass; a class that others derived from ours (`fully_shard` does) is derived anew."""
+    """The class without our subclass; a class derived from ours (`fully_shard` does this) is derived from it again."""
     if "_synflow_base" in vars(cls):
         base: type[nn.Module] = vars(cls)["_synflow_base"]
         return base
@@ -270,7 +270,7 @@ def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 @contextmanager
 def unmasked_module(module: nn.Module) -> Iterator[None]:
-    """Show the parameters themselves inside the block; at its end pruned entries are zeroed again."""
+    """Show the parameters instead of masked values inside the block; at its end zero the pruned entries."""
     masked, names = type(module), masked_names(module)
     plain = _plain_class(masked)
     _set_class(module, plain)

@@ -1,4 +1,4 @@
-"""The weight that a masked module shows: it can be read like any tensor; a write into it raises an error.
+"""The weight that a masked module shows: it reads like any tensor; a write into it raises an error.
 
 A masked weight is computed at each reading, so a write into it would be lost. Torch calls `__torch_function__` of a
 tensor's class for each operation; this class refuses the operations that write.
@@ -26,11 +26,11 @@ _AS_PLAIN = {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
 class MaskedWeight(Tensor):
     """The values of a masked weight."""
 
-    # `torch.utils.swap_tensors` refuses tensors whose classes have other slots than each other, before it changes one.
+    # `torch.utils.swap_tensors` first checks slots: it refuses two tensors whose classes have different ones.
     __slots__ = ("_masked",)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Swapping two masked weights begins with their classes."""
+        """Refuse the assignment of a class, with which `swap_tensors` begins."""
         if name == "__class__":
             raise _lost("swap_tensors")
         super().__setattr__(name, value)
@@ -57,7 +57,7 @@ class MaskedWeight(Tensor):
 
 
 class MaskedView(MaskedWeight):
-    """A tensor that shares the values of a masked weight, such as a row of it; it may have a gradient of its own."""
+    """A tensor that shares memory with a masked weight, such as a row; it may have its own gradient."""
 
 
 def _lost(name: str) -> SynflowError:
@@ -104,5 +104,5 @@ def _guarded(result: Any, args: Any) -> Any:
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     try:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
-    except NotImplementedError:  # tensors of `torch.vmap` do not tell where they are
+    except NotImplementedError:  # tensors inside `torch.vmap` have no data pointer
         return False

@@ -1,4 +1,4 @@
-"""What pruning returns: masks that remember how they were made, and the record of each step."""
+"""The result of pruning: masks with their settings, and the record of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step did: `pruned_fraction` is the pruned flow over the flow; below one, a path provably survives."""
+    """The record of a step; `pruned_fraction` is the pruned flow over the flow: below one, a path provably survives."""
 
     index: int
     density: float
@@ -22,13 +22,13 @@ class StepRecord:
 
     @property
     def held(self) -> bool | None:
-        """Whether the condition of Theorem 3 held: less flow was pruned than there was."""
+        """Whether the condition of Theorem 3 held: the pruned flow was less than the flow."""
         return None if self.pruned_fraction is None else self.pruned_fraction < 1.0
 
 
 @dataclass(frozen=True)
 class Step(StepRecord):
-    """A step with the masks after it and the scores it was decided by."""
+    """A step with its scores and the masks after it."""
 
     masks: dict[str, Tensor]
     scores: dict[str, Tensor]
@@ -40,7 +40,7 @@ class Step(StepRecord):
 
 
 class Masks(dict[str, Tensor]):
-    """A dict of masks that remembers how it was made: `about` (settings) and `steps` (one record per step)."""
+    """A dict of masks, with `about` (the settings of the run) and `steps` (one record per step)."""
 
     def __init__(
         self, masks: Mapping[str, Tensor], about: Mapping[str, Any] | None = None, steps: Iterable[StepRecord] = ()

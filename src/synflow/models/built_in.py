@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError, choose
 
-# A name stands for three forms of a network; the shorter side of the images selects one. Images below the first
-# number get the CIFAR form, below the second the Tiny ImageNet form, others the ImageNet form.
+# A name stands for three forms of a network; the shorter side of the images selects one. Images smaller than the first
+# number get the CIFAR form, smaller than the second the Tiny ImageNet form, others the ImageNet form.
 TINY_IMAGENET_SIDE = 64
 IMAGENET_SIDE = 128
 
@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 def build(
     name: str | Callable[..., nn.Module], classes: int = 10, input_shape: Shape = (3, 32, 32), **options: object
 ) -> nn.Module:
-    """Build a network by name; images of 64 and of 128 pixels and more get the network's larger forms.
+    """Build a network by name; images of 64 pixels or more, and of 128 or more, get larger forms of the network.
 
     >>> sum(weight.numel() for weight in build("vgg16_bn", classes=100).parameters() if weight.dim() > 1)
     14761664
@@ -57,12 +57,12 @@ def _image(input_shape: Shape, side: int) -> tuple[int, int]:
 
 
 def _scaled(channels: int, width: float) -> int:
-    """Channels of a network `width` times as wide."""
+    """The number of channels, `width` times as many."""
     return max(1, round(channels * width))
 
 
 def _classified(classifier: nn.Module, pooled: int = 1, **parts: nn.Module) -> nn.Module:
-    """The parts in this order, then the mean over the image, or over each of `pooled` x `pooled` fields, classified."""
+    """The parts in order, the mean over the image (or over each of `pooled` x `pooled` fields), and a linear layer."""
     end = {"pool": nn.AdaptiveAvgPool2d(pooled), "flatten": nn.Flatten(), "classifier": classifier}
     return nn.Sequential(OrderedDict(parts | end))
 
@@ -138,7 +138,7 @@ def _basic(width: int, inner: int, stride: int) -> list[Shape]:
 
 
 def _bottleneck(width: int, inner: int, stride: int) -> list[Shape]:
-    """The same of 1x1, 3x3 and 1x1 convolutions."""
+    """Channels, kernel and stride of 1x1, 3x3 and 1x1 convolutions."""
     return [(inner, 1, 1), (inner, 3, stride), (4 * width, 1, 1)]
 
 
@@ -219,7 +219,7 @@ def _mobilenet(classes: int, input_shape: Shape, width: float = 1.0) -> nn.Modul
 
 
 class SelfAttention(nn.Module):
-    """Attention of all patches to all, its queries, keys and values in one layer."""
+    """Self-attention over all patches, with queries, keys and values in one layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class TransformerBlock(nn.Module):
 
 
 class Patches(nn.Module):
-    """Square patches of an image as vectors, each with its place."""
+    """Square patches of an image as vectors, each with its position added."""
 
     def __init__(self, channels: int, shape: Shape, side: int, width: int) -> None:
         super().__init__()
@@ -263,14 +263,14 @@ class Patches(nn.Module):
 
 
 class MeanOverPatches(nn.Module):
-    """One vector for an image."""
+    """The mean over all patches: one vector per image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
 
 def _vit(classes: int, input_shape: Shape, width: float = 1.0, depth: int = 6, patch: int = 4) -> nn.Module:
-    """A network of so many blocks, 128 wide with four heads, times `width`."""
+    """A vision transformer of `depth` blocks with four heads; `width` multiplies its 128 channels."""
     channels, _ = _image(input_shape, side=patch)
     heads = 4
     inner = heads * _scaled(128 // heads, width)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 
 PATTERN = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d{1,12}(?:x\d{1,12}){0,15})(?::(?P<dtype>\w+))?")
-# The most numbers an example may have, 4 GB of float32: more is a typing error, or a file that wants to fill memory.
+# The most numbers in an example, 4 GB of float32: more is a typing error, or a malicious file.
 MOST_ELEMENTS = 2**30
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
@@ -44,7 +44,7 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def _fields(text: str) -> tuple[str | None, tuple[int, ...], str]:
-    """The name, the sizes and the type that an input is described by."""
+    """The name, the sizes and the type in the description of an input."""
     found = PATTERN.fullmatch(text.strip())
     if found is None:
         raise SynflowError(
@@ -75,7 +75,7 @@ def describe(example: Any) -> list[str]:
 
 
 def first_linear(model: nn.Module) -> Tensor | None:
-    """An input for a model whose first layer with weights is linear; None for others, whose input has more to it."""
+    """An input for a model whose first layer with weights is linear; None for others: their input shape is unknown."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             return torch.ones(1, module.in_features)
@@ -85,7 +85,7 @@ def first_linear(model: nn.Module) -> Tensor | None:
 
 
 def vocabulary(model: nn.Module) -> int:
-    """How many token ids every embedding of a model knows."""
+    """The number of token ids that every embedding of a model accepts."""
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     stated = getattr(getattr(model, "config", None), "vocab_size", None)
     return stated if isinstance(stated, int) and stated > 0 else min(sizes, default=2)
@@ -96,7 +96,7 @@ def _parsed(text: str, vocabulary: int) -> tuple[str | None, Tensor]:
     if dtype not in DTYPES:
         raise SynflowError(f"--input {text!r}: no type {dtype!r}; choose from {', '.join(DTYPES)}")
     if dtype.startswith("int"):
-        low = 3 if vocabulary > 8 else 0  # the first few ids are padding and other marks in most vocabularies
+        low = 3 if vocabulary > 8 else 0  # the first few ids are padding and other special tokens in most vocabularies
         ids = low + torch.arange(math.prod(sizes)) % (vocabulary - low)
         return name, ids.reshape(sizes).to(DTYPES[dtype])
     return name, torch.ones(sizes, dtype=DTYPES[dtype])

@@ -1,6 +1,7 @@
 """Functions in Python files that the user names, as `path/to/file.py:function`: models, scores, schedules.
 
-Such a file runs when the user names it, on the command line, in Python or in a sweep; what a folder stores never does.
+Such a file runs when the user names it, on the command line, in Python or in a sweep; a file named in a stored folder
+never runs by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..errors import SynflowError
 
-# Seeds are multiplied where epochs and rounds get numbers of their own, which must stay below 2^63.
+# Seeds are multiplied to derive one per epoch and round, and the products must stay below 2^63.
 MOST_SEEDS = 2**32
 
 
@@ -29,7 +30,7 @@ def is_file(spec: str) -> bool:
 
 
 def name_or_function(spec: str) -> Any:
-    """The function if a file is named, else the name itself."""
+    """The function if the name stands for one in a file, else the name itself."""
     return function_in(spec) if is_file(spec) else spec
 
 
@@ -53,7 +54,7 @@ def function_in(spec: str) -> Callable[..., Any]:
 
 
 def digest_of(spec: str) -> str:
-    """A checksum of the file of a function, by which another version of it is told apart."""
+    """A checksum of the file of a function, which distinguishes versions of the file."""
     return hashlib.sha256(_file(spec.rpartition(":")[0]).read_bytes()).hexdigest()[:16]
 
 
@@ -65,7 +66,7 @@ def one_line(cause: BaseException) -> str:
 
 @contextmanager
 def failing(what: str, way_out: str = "") -> Iterator[None]:
-    """Turn any error inside the block, which other people's code may raise, into one that says what failed."""
+    """Turn any error of foreign code inside the block into one that says what failed."""
     try:
         yield
     except SynflowError:

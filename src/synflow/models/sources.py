@@ -27,7 +27,7 @@ Built = tuple[nn.Module, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A model with an example of its inputs, and what is needed to build the same again."""
+    """A model with an example of its inputs, and the settings to build it again."""
 
     spec: str
     model: nn.Module
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `load_model` needs to build this model again, its weights aside."""
+        """The arguments with which `load_model` builds this model again, except its weights."""
         return {"model": self.spec, "input": describe(self.example), "classes": self.classes, "seed": self.seed}
 
 
@@ -45,7 +45,7 @@ def load_model(
     spec: str, *, inputs: Sequence[str] = (), classes: int | None = None, seed: int = 0,
     weights: Path | None = None, device: str = "cpu",
 ) -> Source:  # fmt: skip
-    """Build a model with fresh weights from the seed (or those of a file), and an example it was seen to run on."""
+    """Build a model with weights from the seed (or from a file), and an example on which it was run once."""
     if not -MOST_SEEDS < seed < MOST_SEEDS:
         raise SynflowError(f"a seed is below {MOST_SEEDS:,}, got {seed}")
     torch.manual_seed(seed)
@@ -98,7 +98,7 @@ def _built_in(spec: str, inputs: Sequence[str], classes: int | None, weights: Pa
         )
     shape = shape_of(inputs[0]) if inputs else (1, 3, 32, 32)
     if weights is not None:
-        # A stored network may name a huge input: its weights tell before any memory is taken.
+        # A stored network may name a huge input: the weights show this before any memory is allocated.
         with torch.device("meta"):
             check_weights(build(spec, classes=classes or 10, input_shape=shape[1:]), weights)
     try:
@@ -128,7 +128,7 @@ def _torchvision(library: Any, name: str, classes: int | None) -> Built:
     if name in ("googlenet", "inception_v3"):
         options |= {"init_weights": True}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
-        options |= {"weights_backbone": None}  # the usual one is downloaded
+        options |= {"weights_backbone": None}  # the default downloads weights
     model: nn.Module = models.get_model(name, weights=None, **options)
     if name in models.list_models(module=library.models.video):
         return model, torch.ones(1, 3, 16, 224 if "swin" in name or "mvit" in name else 112, 224)
@@ -155,7 +155,7 @@ def _transformers(library: Any, name: str, classes: int | None) -> Built:
 
 
 def _model_class(library: Any, config: Any) -> Any:
-    """The class that a config names, None where it names none that is known; only model classes are ever called."""
+    """The class that a config names, or None if it is unknown; only model classes are ever called."""
     name = str((getattr(config, "architectures", None) or [""])[0])
     kind = getattr(library, name, None) if name else None
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)):
@@ -167,7 +167,7 @@ def _model_class(library: Any, config: Any) -> Any:
 
 
 def _transformers_example(model: nn.Module, config: Any) -> Any:
-    """The inputs that most models of transformers take; others are named with --input."""
+    """The inputs of most models of transformers; for others the user gives --input."""
     main = str(getattr(model, "main_input_name", "input_ids"))
     if main == "pixel_values":
         side = getattr(config, "image_size", None) or 224
@@ -193,7 +193,7 @@ def _from_file(spec: str) -> Built:
 
 
 def _check_runs(spec: str, model: nn.Module, example: Any) -> None:
-    """Run the model once, so that a wrong shape is an error before anything is computed."""
+    """Run the model once, so that a wrong shape is an error before the actual work."""
     args, kwargs = arguments(example)
     training = model.training
     try:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-# A Library object takes its schemas with it when it is collected, so it is held here.
+# When a Library object is collected its schemas are removed, so it is held here.
 _DECLARED: list[Any] = []
 
 
 def cure_torchvision() -> None:
     """Declare the two operators whose absence breaks `import torchvision`; call it before the first such import.
 
-    Some registries serve only the CUDA build of torchvision. Beside a CPU torch its binary does not load, and the
-    import stops at schemas the binary would have declared; timm and transformers then fail too. No model uses the
-    two operators. Where nothing is wrong it does nothing, however often it is called.
+    Some registries offer only the CUDA build of torchvision. With a CPU build of torch its binary does not load, and
+    the import fails at schemas that the binary would have declared; timm and transformers then fail too. No model uses
+    the two operators. If torchvision is intact, this does nothing. It may be called repeatedly.
     """
     if torch.version.cuda is not None or "+cu" not in _torchvision_version():
         return

@@ -18,12 +18,12 @@ PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write parameters and buffers, a tied one once under its first name."""
+    """Write parameters and buffers; a tied tensor once, under its first name."""
     path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors(model).items()}))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put the weights of a file into a model; names and shapes must fit, or nothing is changed."""
+    """Load the weights of a file into a model; if names or shapes do not fit, nothing is changed."""
     check_weights(model, path)
     try:
         state = load_file(path)
@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def check_weights(model: nn.Module, path: Path) -> None:
-    """Refuse a file whose names and shapes do not fit a model; no weight is read, so the model may be a mere sketch."""
+    """Refuse a file whose names and shapes do not fit a model; reads no weights, so the model may be on meta."""
     if not path.is_file():
         raise SynflowError(f"{path}: there is no such file; leave --weights out to start from fresh ones")
     with path.open("rb") as file:
@@ -51,7 +51,7 @@ def check_weights(model: nn.Module, path: Path) -> None:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as cause:
         raise _damaged(path, cause) from cause
-    own, state = tensors(model), model.state_dict()  # which has tied ones under every name, and not all buffers
+    own, state = tensors(model), model.state_dict()  # it has tied tensors under every name, and not all buffers
     missing = [name for name in own if name in state and name not in shapes]
     unknown = [name for name in shapes if name not in own and name not in state]
     for names, what in ((missing, "lacks"), (unknown, "has an unknown")):

@@ -1,1 +1,1 @@
-"""The private copy of a model that scores run on, and which of its weights may be pruned."""
+"""The private copy of a model on which scores run, and the selection of its prunable weights."""

@@ -1,8 +1,8 @@
-"""Checkpointed parts of a model as ordinary calls, where a checkpoint would be in the way of gradients.
+"""Runs checkpointed parts of a model as ordinary calls, because checkpoints interfere with the gradients of scores.
 
 A checkpoint runs its part of the model again in the backward pass. The older form (`use_reentrant=True`) works only
-with `loss.backward()` and has no second derivative. The newer one would run with the weights that are in place by
-then, which a score may have replaced.
+with `loss.backward()` and has no second derivative. The newer form would use the weights at the time of the backward
+pass, which a score may have replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["without_checkpoints"]
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """In this thread checkpointed functions are just called; those of other threads go on as ever."""
+    """Call checkpointed functions directly in this thread; other threads are not affected."""
     thread = threading.get_ident()
     usual_newer: Any = getattr(torch_checkpoint, NEWER_CHECKPOINT, None)
 
@@ -34,10 +34,10 @@ def without_checkpoints() -> Iterator[None]:
         return function(*args) if ours else usual.__func__(cls, function, preserve, *args)
 
     def newer(*args: Any, **kwargs: Any) -> Any:
-        # What torch runs before the call of the function (up to `yield`) and after it: nothing, in our thread.
+        # Torch runs this generator before (up to `yield`) and after the call; in our thread it does nothing.
         yield from (None,) if threading.get_ident() == thread else usual_newer(*args, **kwargs)
 
-    with SEEDING:  # one thread at a time replaces, and puts back, what all of them use
+    with SEEDING:  # one thread at a time replaces, and restores, functions that all threads use
         if "apply" in vars(CheckpointFunction):  # this thread did already
             yield
             return

@@ -1,4 +1,4 @@
-"""How many floating-point operations a forward pass takes, counted, not timed."""
+"""The number of floating-point operations of a forward pass, counted, not timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["flops"]
 
 
 def flops(model: nn.Module, example: Any) -> int:
-    """Floating-point operations of one forward pass in eval mode, two for each product that is added up.
+    """Floating-point operations of one forward pass in eval mode, two for each multiply-add.
 
     >>> flops(nn.Linear(3, 2), torch.ones(1, 3))
     12

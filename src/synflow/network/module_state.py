@@ -1,4 +1,4 @@
-"""What a forward pass leaves behind in its modules is taken away, so that every run begins in the same state."""
+"""Restores module state that a forward pass changed, so that every run begins in the same state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# Attributes that every module has; the tables among them are looked at by name, hooks are not.
+# Attributes that every module has: `_tables` names its tables of tensors and modules; hooks are ignored.
 _OWN = frozenset(vars(nn.Module()))
 
 
 @contextmanager
 def forgetting(model: nn.Module) -> Iterator[None]:
-    """Put the attributes and buffers of all modules back afterwards: states, caches, counters, flags.
+    """Restore the attributes and buffers of all modules afterwards: states, caches, counters, flags.
 
-    Lists, dicts, sets and queues that are attributes get their entries back, and buffers and tensors their values. What
-    other objects hold is not looked at, nor are the values of parameters.
+    Restores the entries of lists, dicts, sets and queues that are attributes, and the values of buffers and tensors.
+    The contents of other objects and the values of parameters are not restored.
     """
     modules = list(model.modules())
     tables = [table for module in modules for table in _tables(module)]
@@ -53,10 +53,10 @@ def _values(table: Any) -> Collection[Any]:
 
 
 def _ids(table: Any) -> tuple[Any, ...]:
-    """Which objects a container holds, in order, and under which keys."""
+    """The ids of a container's objects, in order, with their keys."""
     return (*(table if isinstance(table, dict) else ()), *map(id, _values(table)))
 
 
 def _state(tensor: Tensor) -> tuple[type, int]:
-    """What differs after a tensor has been written to: flows written into one change its class."""
+    """A value that changes when a tensor is written to: its version, and its class, which a written flow changes."""
     return type(tensor), -1 if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""A private copy of a model on which weights can be replaced: whatever happens there, the user's model is untouched."""
+"""A private copy of a model, in which scores replace weights; the user's model is never changed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass
 class Network:
-    """What a score sees: the prunable weights by name, the example, the data, and a copy of the model to run.
+    """The input of a score: the prunable weights by name, the example, the data, and a copy of the model to run.
 
-    `weights` are the user's own tensors, detached: read them, do not write. `batches` raises when no data was given.
-    `seed` is for scores that draw random numbers; `constants` is what flow passes remember of other parameters.
+    `weights` are the user's own tensors, detached: read them, do not write. `batches` raises an error without data.
+    `seed` is for scores that draw random numbers; `constants` caches facts about other parameters for flow passes.
     """
 
     model: nn.Module
@@ -46,7 +46,7 @@ class Network:
     seed: int = 0
     score_name: str = "this score"
     _slots: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict, repr=False)
-    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)  # held, so that their ids stay theirs
+    _originals: dict[str, nn.Parameter] = field(default_factory=dict, repr=False)  # held: ids stay unique
     _batches: list[Batch] | None = field(default=None, repr=False)
     _replaced: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _reached_around: bool = False
@@ -54,7 +54,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(iter(self.weights.values())).device
 
     @property
@@ -78,7 +78,7 @@ class Network:
         return self._batches
 
     def replace(self, weights: Mapping[str, Tensor]) -> None:
-        """Put other tensors in the places of the prunable weights of the copy."""
+        """Replace the prunable weights of the copy by other tensors."""
         for name, tensor in weights.items():
             self._replaced[id(self._originals[name])] = tensor
             for module, attribute in self._slots[name]:
@@ -88,11 +88,11 @@ class Network:
                 module._flat_weights = [getattr(module, n) for n in module._flat_weights_names]
 
     def put_back(self) -> None:
-        """The weights themselves again in the places of the copy."""
+        """Restore the original weights in the copy."""
         self.replace(self._originals)
 
     def call(self, inputs: Any) -> Any:
-        """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments; it keeps no state of it."""
+        """Run the copy on a tensor, a tuple of positional or a dict of keyword arguments; module state is restored."""
         args, kwargs = arguments(inputs)
         with ExitStack() as stack:
             if self._reached_around:
@@ -119,7 +119,7 @@ def open_network(
 ) -> Network:
     """Check a model and make the private copy that scores work on; tensors are shared until they are replaced.
 
-    With `own` the model is nobody else's, was checked before, and is not copied.
+    With `own` the caller owns the model and has checked it, so it is not copied.
     """
     model = unwrap(model)
     chosen = prunable(model, select, protect)
@@ -135,7 +135,7 @@ def open_network(
 
 
 def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
-    """A copy of the module tree that shares the named parameters (by default all); the rest it may write to."""
+    """A copy of the module tree that shares the named parameters (by default all); other tensors are its own."""
     names = None if shared is None else set(shared)
     memo: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
     for name, parameter in model.named_parameters():
@@ -143,15 +143,15 @@ def private_copy(model: Model, shared: Iterable[str] | None = None) -> Model:
         memo[id(parameter)] = parameter if share else nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
     for module in model.modules():
         for value in vars(module).values():
-            # A plain parameter as an attribute is a weight that is held beside; other tensors may be written to, and
-            # those with a history (the weight under an old-style weight norm) cannot be deep-copied.
+            # A plain parameter as an attribute is an alias of a weight. Other tensors may be written to, and tensors
+            # with a history (the weight under an old-style weight norm) cannot be deep-copied.
             if isinstance(value, Tensor):
                 memo.setdefault(id(value), value if isinstance(value, nn.Parameter) else value.detach().clone())
     return _deepcopy(model, memo)
 
 
 def whole_copy(model: Model) -> Model:
-    """A copy that shares nothing, without the wrappers of torch; `copy.deepcopy` for models that it refuses as well."""
+    """A copy that shares nothing, without torch's wrappers; works also for models that `copy.deepcopy` refuses."""
     model = unwrap(model)
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -177,7 +177,7 @@ class _WritesError(Exception):
 
 
 def run_untouched(model: nn.Module, run: Callable[[nn.Module], R]) -> R:
-    """What a function returns that runs a copy of the model as it is; no parameter of the model is written to.
+    """The result of a function that runs an unchanged copy of the model; no parameter of the model is written to.
 
     The copy shares the parameters. If its forward pass writes into one, the function gets a copy that shares nothing.
     """
@@ -190,7 +190,7 @@ def run_untouched(model: nn.Module, run: Callable[[nn.Module], R]) -> R:
 
 
 class _NoWrites(TorchDispatchMode):
-    """Refuses operations that write into the memory of some tensors, before they do."""
+    """Refuses operations that write into the memory of some tensors, before they write."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -222,18 +222,18 @@ class _NoSetting(SafeMode):
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Any:
-    """Gradients on, autocast off, random numbers from the seed; the caller's modes and RNG come back afterwards."""
+    """Gradients on, autocast off, random numbers from the seed; restores the caller's modes and RNG afterwards."""
     autocast = torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False)
     with torch.inference_mode(False), torch.enable_grad(), autocast, seeded(seed, device):
         yield
 
 
 def restoring(function: Callable[P, R]) -> Callable[P, R]:
-    """A second fence around `isolated`: a single Ctrl-C can skip the way out of one context, not of two."""
+    """A second guard around `isolated`: a single Ctrl-C can skip the exit of one context, not of two."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with SEEDING:  # else the state may be one that another thread has seeded
+        with SEEDING:  # else the state may come from another thread's seed
             state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
             depth = modes_entered()
             try:
@@ -247,7 +247,7 @@ def restoring(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from what the user gave as inputs, copied: a model may write into them."""
+    """Positional and keyword arguments from the user's inputs, copied because a model may write into them."""
     inputs = pytree.tree_map(lambda x: x.clone() if type(x) is Tensor and not x.requires_grad else x, inputs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -256,13 +256,13 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @plain_tensors
 def move(tree: Any, device: torch.device) -> Any:
-    """The same nested arguments with all tensors on a device, and none that inference mode has made."""
+    """The same nested arguments with all tensors on a device, and no inference tensors."""
 
     def fit(leaf: Any) -> Any:
         moved = leaf.to(device) if isinstance(leaf, Tensor) else leaf
         return moved.clone() if isinstance(moved, Tensor) and moved.is_inference() else moved
 
-    # A mapping that is no dict (a tokenizer's output) as one, so that every tensor in it is found.
+    # Convert other mappings (a tokenizer's output) to a dict, so that every tensor in them is found.
     return pytree.tree_map(fit, dict(tree) if isinstance(tree, Mapping) and not isinstance(tree, dict) else tree)
 
 

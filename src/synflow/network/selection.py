@@ -1,4 +1,4 @@
-"""Which parameters may be pruned, under which names, and where each of them sits in the model."""
+"""The selection of prunable parameters, their names, and their places in the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Select: TypeAlias = "str | Iterable[str] | Callable[[str, nn.Parameter], bool] |
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# Layers whose weights are pruned by default, and what these weights are called there.
+# Layers whose weights are pruned by default, and the attributes of these weights.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.Linear, nn.Bilinear, *_CONVOLUTIONS), ("weight",)),
@@ -83,7 +83,7 @@ def prunable(model: nn.Module, select: Select = None, protect: str | Iterable[st
 
 
 def _check_kind(name: str, parameter: nn.Parameter) -> None:
-    """Refuse weights that are stored in a form in which nothing can be computed."""
+    """Refuse weights in a storage format that does not support arithmetic."""
     if isinstance(parameter, UninitializedParameter):
         raise SynflowError(f"{name} has no shape yet (a lazy layer); run the model once, then prune")
     if parameter.is_meta:
@@ -126,11 +126,11 @@ def _weight_attributes(module: nn.Module) -> list[str]:
 
 
 def _stored(module: nn.Module, attribute: str) -> Tensor | None:
-    """The parameter behind an attribute; of a parametrized one (weight norm, masks) the tensor that it is made of."""
+    """The parameter behind an attribute; for a parametrized one (weight norm, masks) the tensor it is computed from."""
     parametrized = getattr(module, "parametrizations", {})
     if attribute not in parametrized:
         return module._parameters.get(attribute, module._parameters.get(f"{attribute}_orig"))
-    # Weight norm keeps two tensors, "original0" and "original1", of which none is the weight.
+    # Weight norm keeps two tensors, "original0" and "original1"; neither is the weight.
     original: Tensor | None = parametrized[attribute]._parameters.get("original")
     return original
 
@@ -138,7 +138,7 @@ def _stored(module: nn.Module, attribute: str) -> Tensor | None:
 def _under_norm(
     model: nn.Module, parametrization: type[Any], hook: type[Any], names: str, older: str
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Parameters that a norm of torch makes a weight of: name, path of the layer, the weight, whether by a hook."""
+    """Parameters from which a norm of torch computes a weight: name, path of the layer, the weight, if by a hook."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for weight, chain in getattr(module, "parametrizations", {}).items():
@@ -150,7 +150,7 @@ def _under_norm(
 
 
 def weight_normed(model: nn.Module) -> dict[str, tuple[str, str]]:
-    """The parameters that weight norm makes a weight of: by name, the path of the layer and the call that ends it."""
+    """The parameters from which weight norm computes a weight: by name, the layer's path and the call to remove it."""
     found = _under_norm(model, WeightNormParametrization, WeightNormHook, "original0 original1", "g v")
     utils, new, old = "torch.nn.utils.", "parametrize.remove_parametrizations", "remove_weight_norm"
     return {name: (path, f"{utils}{old if hook else new}(layer, {weight!r})") for name, path, weight, hook in found}
@@ -177,7 +177,7 @@ def _refuse_weight_norm(model: nn.Module, chosen: Iterable[str]) -> None:
 def _matching(
     parameters: dict[str, nn.Parameter], patterns: str | Iterable[str], option: str, rank: int = 0
 ) -> set[str]:
-    """The names that patterns match; where one matches parameters of at least this rank, only these."""
+    """The names that patterns match; if a pattern matches parameters of at least this rank, only these."""
     single = isinstance(patterns, (str, Tensor)) or not isinstance(patterns, Iterable)
     given: list[Any] = [patterns] if single else list(patterns)
     if not all(isinstance(pattern, str) for pattern in given):
@@ -194,7 +194,7 @@ def _matching(
                 f"{option}: the pattern {pattern!r} matches no parameter; names look like {examples}; "
                 "a module's path stands for all below it, * for any part"
             )
-        # How many dimensions a parameter of a lazy layer has is not known yet.
+        # The number of dimensions of a lazy layer's parameter is not known yet.
         lazy = {name for name in hits if isinstance(parameters[name], UninitializedParameter)}
         matched |= {name for name in hits if name in lazy or parameters[name].dim() >= rank} or hits
     return matched
@@ -212,7 +212,7 @@ def slots(model: nn.Module, names: Iterable[str]) -> dict[str, list[tuple[nn.Mod
 
 
 def check_separate(name: str, weight: Tensor) -> None:
-    """Refuse a weight whose entries share memory, so that none can be zero alone (an expanded tensor)."""
+    """Refuse a weight whose entries share memory (an expanded tensor): one entry cannot be zeroed alone."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
     if weight.numel() > extent:
         raise SynflowError(
@@ -222,7 +222,7 @@ def check_separate(name: str, weight: Tensor) -> None:
 
 
 def check_finite(name: str, weight: Tensor) -> None:
-    """Refuse weights that no score can rank."""
+    """Refuse weights that are nan or inf, which no score can rank."""
     if bool(torch.isfinite(weight.sum())):
         return  # one pass that writes nothing; a sum may also overflow
     finite = torch.isfinite(weight)

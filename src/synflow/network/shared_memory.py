@@ -1,4 +1,4 @@
-"""Weights that can be reached other than by their names: from lists and objects of a model, or on shared memory."""
+"""Weights that a model can reach around their names: through its lists and objects, or through shared memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["Substitution", "address", "check_unshared", "held_beside", "overlapp
 
 # Attributes of a module that hold its parameters, buffers and submodules by their names.
 _BY_NAME = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
-# Objects that are looked through: more than a model has, less than a data set.
+# The most objects to search: more than a model has, fewer than a data set.
 LOOKED_AT = 100_000
-# An optimizer holds parameters to write to them; that is no second way of reading them.
+# An optimizer holds parameters to write to them; the model does not read weights through it.
 _PASSED_BY = (str, bytes, type, ModuleType, torch.optim.Optimizer)
 
 
 def held_beside(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Tensors that modules hold beside their parameters, buffers and submodules: the module, a path in it, the tensor.
+    """Tensors that modules hold outside of parameters, buffers and submodules: the module, a path in it, the tensor.
 
-    Containers, objects and functions are looked through, each once; a tensor appears wherever it is held.
+    Searches containers, objects and functions, each once; a tensor appears once per place.
     """
     seen = {id(module) for module in model.modules()}
     waiting: deque[tuple[nn.Module, str, Any]] = deque()
@@ -44,7 +44,7 @@ def held_beside(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    """What an object holds, and the step that leads there."""
+    """The objects inside an object, each with the path step that leads to it."""
     if isinstance(value, Mapping):
         return ((f"[{key!r}]", item) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -67,16 +67,16 @@ def _content(cell: CellType) -> Any:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; zero for those that have none."""
-    if tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):  # sparse and sharded ones have no address
+    """The start address of a tensor's memory; zero for a tensor without one."""
+    if tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):  # sparse and sharded tensors have no address
         return 0
     return tensor.untyped_storage().data_ptr()
 
 
 def overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Pairs of a weight and another tensor, or a further weight, that share memory.
+    """Pairs of a weight and another tensor (or another weight) that share memory.
 
-    They are compared entry by entry, since slices of one tensor may lie side by side.
+    Compares entry by entry, since slices of one tensor may be adjacent.
     """
     storages: dict[Any, tuple[dict[str, Tensor], dict[str, Tensor]]] = defaultdict(lambda: ({}, {}))
     for kind, tensors in enumerate((weights, others)):
@@ -101,7 +101,7 @@ def _overlapping(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) ->
 
 
 def check_unshared(chosen: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse to prune a weight that is on the memory of another parameter: zeros in one would be zeros in the other."""
+    """Refuse to prune a weight that shares memory with another parameter: zeros in one would be zeros in the other."""
     rest = {name: parameter for name, parameter in parameters.items() if name not in chosen}
     for one, other in overlapping(chosen, rest):
         raise SynflowError(
@@ -112,9 +112,9 @@ def check_unshared(chosen: Mapping[str, Tensor], parameters: Mapping[str, Tensor
 
 
 def reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> bool:
-    """Whether the model may read a prunable weight other than by its place: from a function or container it carries.
+    """Whether the model may read a prunable weight from a function or container instead of its registered place.
 
-    Such a function (a patched forward, a hook) is shared by the copy, and so are weights in lists or other objects.
+    The copy shares such functions (a patched forward, a hook) and weights in lists or other objects.
     """
     for module in model.modules():
         carried = (*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values())
@@ -125,7 +125,7 @@ def reached_around(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> bool
 
 
 class Substitution(SafeMode):
-    """Where a copied model reaches back to the weights of its original, it gets the replaced ones."""
+    """Gives a copied model the replaced weights where it reads the weights of its original."""
 
     def __init__(self, replaced: Mapping[int, Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The report: what was pruned, the proof, the pictures, in one HTML file."""
+"""The report of a pruned network: layers, proof and plots in one HTML file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Report", "report"]
 
 @dataclass(frozen=True)
 class Report:
-    """A report: `html` is the whole file, `facts` the figures in it, by the name of the network; notebooks show it."""
+    """A report: `html` is the whole file, `facts` maps names of networks to their figures. Notebooks display it."""
 
     html: str
     facts: Mapping[str, Facts]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the HTML file and return its path; an old one is replaced in one go.
+        """Write the HTML file and return its path; an old file is replaced atomically.
 
         >>> import tempfile
         >>> Report("<!doctype html>", {}).save(Path(tempfile.mkdtemp(), "report.html")).name
@@ -40,7 +40,7 @@ class Report:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        # A frame, so that the report's style and the notebook's leave each other alone.
+        # A frame keeps the styles of the report and of the notebook separate.
         frame = "width:100%;height:720px;border:1px solid #8886"
         return f'<iframe title="synflow report" srcdoc="{escape(self.html)}" style="{frame}"></iframe>'
 

@@ -52,7 +52,7 @@ def comparison_page(
 
 
 def _overlaps(masks: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """For each pair, of the weights that either keeps the share that both keep."""
+    """For each pair of networks: of the weights that either keeps, the share that both keep."""
     rows = [
         [text(a), *(number(100 * overlaps(masks[a], masks[b], a, b)[-1].overlap, "%") for b in masks)] for a in masks
     ]

@@ -1,4 +1,4 @@
-"""What a report says of a pruned network, measured once and kept as plain numbers, so that it can be stored."""
+"""The facts in the report of a pruned network, measured once and stored as plain numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..support.torch_modes import with_gradients
 
 __all__ = ["Facts", "LayerFacts", "gather"]
 
-# Units drawn in the plot of inflow against outflow: enough to see a law hold, few enough for a small file.
+# Units drawn in the plot of inflow against outflow: enough to show the law, few enough for a small file.
 POINTS = 400
 
 
@@ -46,7 +46,7 @@ class LayerFacts:
 
     @property
     def density(self) -> float:
-        """The share of weights kept."""
+        """The kept share of the weights."""
         return self.kept / self.total
 
 
@@ -76,13 +76,13 @@ class Facts:
 
     @property
     def speedup(self) -> tuple[float | None, str]:
-        """How many times faster the compact network was in the first task that was timed, and the task."""
+        """The speed-up of the compact network in the first timed task, and the task."""
         rows = (self.benchmark or {}).get("timings", ())
         row = next((row for row in rows if row["variant"] == "compact"), None)
         return (None, "") if row is None else (row["ratio"], f"{row['task']}, batch {row['batch']}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists; infinite values become None, which JSON can hold."""
+        """Plain numbers, strings and lists; infinite values become None, because JSON has no infinity."""
         plain = finite(asdict(self))
         assert isinstance(plain, dict)
         return plain
@@ -100,7 +100,7 @@ def gather(
     benchmark: Benchmark | None = None,
     command: str | None = None,
 ) -> Facts:
-    """Measure what a report shows of a model under masks; nothing of either is changed."""
+    """Measure the facts for the report of a model under masks; neither is changed."""
     certificate = certify(model, masks, example) if certificate is None else certificate
     network = open_network(model, example, select=lambda name, _: name in masks)
     full = full_masks(masks, network.weights)
@@ -145,7 +145,7 @@ def _threads() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What made the figures."""
+    """The versions of the software that made the figures."""
     return {
         "synflow": __version__,
         "torch": str(torch.__version__),
@@ -176,7 +176,7 @@ def _layer(
 
 
 def _points(conserved: Conservation) -> tuple[tuple[float, float], ...]:
-    """Inflow and outflow of units that have some, evenly taken from all of them."""
+    """Inflow and outflow of an evenly spaced sample of the units with flow."""
     pairs: list[tuple[float, float]] = []
     for inflow, outflow in conserved.units.values():
         both = torch.stack([inflow.double().cpu(), outflow.double().cpu()], 1)

@@ -1,4 +1,4 @@
-"""The plots of a report: each takes facts and gives a figure with its caption, or nothing where there is nothing."""
+"""The plots of a report: each function takes facts and returns a figure with its caption, or nothing without data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["compare_density", "compare_live", "curve_image", "figure", "figures_
 
 
 def figure(image: str, caption: str) -> str:
-    """An image with the sentence that says what to see in it."""
+    """An image with a caption of one sentence."""
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def figures_of(facts: Facts) -> list[str]:
-    """All plots of one pruned network for which there are figures."""
+    """All plots of one pruned network for which there are data."""
     made = [_density(facts.layers), _live(facts.layers), _flow(facts), _fractions(facts), _units(facts), _sizes(facts)]
     return [text for text in made if text]
 
@@ -57,7 +57,7 @@ def compare_live(runs: Mapping[str, Facts]) -> str:
 def curve_image(
     title: str, curves: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float] | None = None
 ) -> str:
-    """Accuracy over compression (a logarithmic axis), one curve per method, with dashed levels to compare them with."""
+    """Accuracy over compression (a logarithmic axis), one curve per method, with dashed reference levels."""
     values = [point for curve in curves.values() for point in curve]
     top = max([b for _, b in values] + list((levels or {}).values()))
     high = max(a for a, _ in values)
@@ -122,7 +122,7 @@ def _flow(facts: Facts) -> str:
         return ""
     flow = [(float(step["index"]), float(step["flow_log2"])) for step in steps]
     before, after = facts.certificate.get("flow_log2_before"), facts.certificate.get("flow_log2")
-    # Where biases add to the flow the bound holds for another number than the one recorded.
+    # If biases add to the flow, the bound applies to another number than the recorded one.
     pure = before is not None and abs(flow[0][1] - before) < 1e-3
     promised = [
         (a + 1, b + math.log2(1 - step["pruned_fraction"]))

@@ -1,4 +1,4 @@
-"""The HTML that every report is made of: a document, its sections, tables that sort, lists of settings."""
+"""The HTML elements of every report: document, sections, sortable tables, lists of settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..support.numbers import seconds_text
 
 __all__ = ["Cell", "document", "number", "plots", "ratio", "seconds", "section", "settings", "table_of", "text"]
 
-Cell = tuple[str, float | str]  # what is shown, and what it is sorted by
+Cell = tuple[str, float | str]  # the displayed text, and the sort key
 
-# A report loads nothing from elsewhere, whatever is written into it.
+# A report loads nothing from other places, whatever text it contains.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -33,17 +33,17 @@ def document(title: str, sub: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, body: str) -> str:
-    """A part of the page under its heading."""
+    """A section of the page with its heading."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
 
 
 def plots(figures: Sequence[str]) -> str:
-    """Figures side by side where there is room."""
+    """Figures side by side if the page is wide enough."""
     return f'<div class="plots">{"".join(figures)}</div>' if figures else "<p>There is nothing to draw.</p>"
 
 
 def table_of(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]], wide: Sequence[int] = ()) -> str:
-    """A table that sorts by a click on a heading; columns in `wide` are left out on a phone."""
+    """A table that sorts by a click on a heading; columns in `wide` are hidden on a phone."""
     extra = [' class="wide"' if index in wide else "" for index in range(len(heads))]
     top = "".join(
         f'<th scope="col"{extra[i]}><button type="button">{escape(head)}</button></th>' for i, head in enumerate(heads)
@@ -60,18 +60,18 @@ def table_of(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]],
 
 
 def _breakable(text: str) -> str:
-    """Long names break after a dot, where they must."""
+    """Allow line breaks in long names after each dot."""
     return escape(text).replace(".", ".<wbr>") if text[:1].isalpha() else escape(text)
 
 
 def settings(rows: Mapping[str, str], short: bool = False) -> str:
-    """Names with their values, one below the other, or side by side where they are short."""
+    """Names with their values, one below the other, or side by side with `short`."""
     pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in rows.items())
     return f'<dl class="short">{pairs}</dl>' if short else f"<dl>{pairs}</dl>"
 
 
 def ratio(value: float | None) -> Cell:
-    """How many times faster; a dash where it was not measured."""
+    """A speed-up; a dash if it was not measured."""
     return ("-", -1) if value is None else (f"{value:.2f}x" if value < 100 else f"{value:,.0f}x", value)
 
 
@@ -81,7 +81,7 @@ def text(value: str) -> Cell:
 
 
 def number(value: float | None, unit: str = "") -> Cell:
-    """A number in three digits, a whole one in all of them; None is unlimited."""
+    """A number in three digits, an integer in all of its digits; None is unlimited."""
     if value is None:
         return "unlimited", "Infinity"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

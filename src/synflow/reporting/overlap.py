@@ -1,4 +1,4 @@
-"""How much two sets of masks of one model agree, layer by layer."""
+"""The overlap of two sets of masks of one model, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Overlap", "overlaps"]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Densities of two masks of a layer; of the weights that either keeps, the share both keep, found and by chance."""
+    """Densities of two masks of a layer; of the weights either keeps, the share both keep, measured and by chance."""
 
     name: str
     total: int

@@ -1,4 +1,4 @@
-"""Facts from the file that holds them: every value that a report shows is checked first, for files can be forged."""
+"""Facts from their file: every value that a report shows is checked first, because files can be forged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FACTS = {
 
 
 def facts_from(stored: dict[str, Any], name: str = "facts.json") -> Facts:
-    """Facts from their plain form; anything that is not one is refused, with `name` in the error."""
+    """Facts from their plain form; invalid values are refused, with `name` in the error."""
     check_form(stored, FACTS, name)
     for layer in stored["layers"]:
         if not (0 <= layer["kept"] <= layer["total"] > 0 and 0 <= layer["live_units"] <= layer["units"] > 0):
@@ -59,5 +59,5 @@ def facts_from(stored: dict[str, Any], name: str = "facts.json") -> Facts:
 
 
 def _known(rows: list[dict[str, Any]], form: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows with the keys of their form alone; a later version may have written more."""
+    """Rows with only the keys of their form; a later version may have written more."""
     return [{key: row[key] for key in form} for row in rows]

@@ -9,7 +9,7 @@ from html import escape
 
 __all__ = ["Scale", "bars", "line", "plot", "points", "rule", "standalone", "ticks_of"]
 
-# The size of a plot in its own units, and the room around it for ticks and labels.
+# The size of a plot in its own units, and the margins for ticks and labels.
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
 MARKS = ("circle", "square", "triangle", "diamond", "cross", "square")
@@ -17,7 +17,7 @@ MARKS = ("circle", "square", "triangle", "diamond", "cross", "square")
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to a range of pixels, linear or logarithmic."""
+    """A linear or logarithmic map from values to a range of pixels."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Scale:
     integer: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies between the ends, 0 to 1, clipped a little outside."""
+        """The position of a value between the ends, 0 to 1, clipped slightly outside."""
         if self.log:
             if value <= 0:
                 return -0.02
@@ -41,7 +41,7 @@ Shapes = Callable[[Callable[[float], float], Callable[[float], float]], str]
 
 
 def plot(title: str, x: Scale, y: Scale, *shapes: Shapes, legend: Sequence[tuple[str, int]] = ()) -> str:
-    """An SVG image with two axes; `title` is read out instead of it. `legend` names marks by their number."""
+    """An SVG image with two axes; `title` is the text for screen readers, `legend` names marks by their number."""
     across = lambda value: LEFT + x.share(value) * (WIDTH - LEFT - RIGHT)  # noqa: E731
     up = lambda value: HEIGHT - BOTTOM - y.share(value) * (HEIGHT - TOP - BOTTOM)  # noqa: E731
     rows = -(-len(legend) // 3)
@@ -57,7 +57,7 @@ def plot(title: str, x: Scale, y: Scale, *shapes: Shapes, legend: Sequence[tuple
 
 
 def standalone(image: str) -> str:
-    """A plot as a file of its own, in colours that can be read on white and on black."""
+    """A plot as a separate file, in colours that are readable on white and on black."""
     colours = ("#2f86c8", "#d9702e", "#1f9d78", "#b86a9c", "#b0902a", "#8b95a1")
     style = "text{font:12.5px system-ui,'DejaVu Sans',sans-serif;fill:#77808c}.grid{stroke:#8b95a155}"
     style += ".axis{stroke:#8b95a1}.rule{stroke:#8b95a1;stroke-dasharray:5 4}.line{fill:none;stroke-width:2}"
@@ -70,7 +70,7 @@ def standalone(image: str) -> str:
 
 
 def line(values: Sequence[tuple[float, float]], mark: int = 0, marked: bool = False, dashed: bool = False) -> Shapes:
-    """A line through the values, with a mark at each on request."""
+    """A line through the values, optionally with a mark at each."""
 
     def draw(across: Callable[[float], float], up: Callable[[float], float]) -> str:
         path = " ".join(f"{across(a):.1f},{up(b):.1f}" for a, b in values)
@@ -82,7 +82,7 @@ def line(values: Sequence[tuple[float, float]], mark: int = 0, marked: bool = Fa
 
 
 def points(values: Sequence[tuple[float, float]], mark: int = 0, tips: Sequence[str] = (), size: float = 3.2) -> Shapes:
-    """A mark at each value, with a text that shows when it is pointed at."""
+    """A mark at each value, with a tooltip."""
 
     def draw(across: Callable[[float], float], up: Callable[[float], float]) -> str:
         return "".join(
@@ -111,7 +111,7 @@ def bars(values: Sequence[float], base: float, mark: int = 0, tips: Sequence[str
 
 
 def rule(value: float, text: str, upright: bool = False) -> Shapes:
-    """A dashed line across the plot with a word on it."""
+    """A dashed line across the plot with a label."""
 
     def draw(across: Callable[[float], float], up: Callable[[float], float]) -> str:
         if upright:

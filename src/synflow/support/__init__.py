@@ -1,1 +1,1 @@
-"""Small tools that know nothing of pruning: files, torch modes, passes in chunks, memory."""
+"""Small tools that do not depend on pruning: files, torch modes, passes in chunks, memory."""

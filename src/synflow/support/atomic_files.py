@@ -13,16 +13,16 @@ from ..errors import SynflowError
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]:
-    """A name in the same folder to write to; at the end the file is flushed to the disk and renamed to `path`.
+    """A temporary path in the same folder; at the end the file is flushed to the disk and renamed to `path`.
 
-    Readers see the old file or the new one, never a part, and a failure leaves the old one as it was. The temporary
-    name keeps the ending, which some writers go by. A link is followed, so that it stays one. Only ordinary files are
-    replaced: renaming onto a device such as `/dev/null` would destroy it for every other program.
+    Readers see the old file or the new one, never a part, and a failure keeps the old one. The temporary name has the
+    same suffix, because some writers depend on it. A symbolic link stays a link. Only ordinary files are replaced:
+    renaming onto a device such as `/dev/null` would destroy it for every other program.
     """
     try:
         target = Path(os.path.realpath(path))
         special = target.exists() and not target.is_file()
-    except (OSError, ValueError) as cause:  # a name that is too long, or has a null byte in it
+    except (OSError, ValueError) as cause:  # the name is too long, or contains a null byte
         raise SynflowError(f"{os.fspath(path)!r} cannot be the name of a file: {cause}") from cause
     if special:
         raise SynflowError(f"{target} cannot be written: it is a folder or a device; name an ordinary file")
@@ -40,7 +40,7 @@ def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, way_out: str = "") -> None:
-    """Write a file in one go.
+    """Write a file atomically.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "greeting")
@@ -53,13 +53,13 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, way_out: str = "") ->
 
 
 def check_path(path: object, what: str) -> None:
-    """Refuse what is no path at all."""
+    """Refuse an object that is not a path."""
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise SynflowError(f"path must be that of {what}, got {type(path).__name__}")
 
 
 def unwritable(path: Path, cause: OSError, way_out: str = "") -> SynflowError:
-    """What to say when a file cannot be written."""
+    """The error for a file that cannot be written."""
     hint = f". {way_out}" if way_out else ""
     return SynflowError(
         f"{path} cannot be written: {cause.strerror or cause}; what was there before is unchanged{hint}"

@@ -1,6 +1,6 @@
 """Passes over many tensors in small pieces: counts, sums, the k-th largest, without joining or copying them.
 
-Every function here reduces to counts and sums over pieces, so it can also run per shard with the results added up.
+Every function here reduces to counts and sums over pieces, so it can also run per shard and add the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def count(masks: Tensors) -> int:
-    """The number of weights that masks keep."""
+    """The number of kept weights in masks."""
     return sum(count_true(mask) for mask in masks.values())
 
 
@@ -35,7 +35,7 @@ def count_true(mask: Tensor) -> int:
 
 
 def keeps_all(mask: Tensor) -> bool:
-    """Whether a mask is a single True that stands for all, as masks are at first."""
+    """Whether a mask is a single expanded True, like the initial masks."""
     return _is_single(mask) and bool(mask[(0,) * mask.dim()])
 
 
@@ -44,12 +44,12 @@ def _is_single(mask: Tensor) -> bool:
 
 
 def four_bytes_do(tensor: Tensor) -> bool:
-    """Whether flat positions in a tensor fit into four bytes each."""
+    """Whether flat positions in a tensor fit into four bytes."""
     return tensor.numel() < 1 << 31
 
 
 def pieces(scores: Tensors, masks: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores and masks side by side, flat, a piece at a time."""
+    """Pairs of flat pieces of scores and masks."""
     for name, mask in masks.items():
         flat, kept = scores[name].detach().reshape(-1), mask.reshape(-1)
         for start in range(0, flat.numel(), PIECE):
@@ -64,8 +64,8 @@ def total_score(scores: Tensors, masks: Tensors) -> float:
 def kth_largest(scores: Tensors, candidates: Tensors, k: int, total: int) -> Tensor:
     """The k-th largest score among the candidates (k from one to their number, `total`).
 
-    A sample brackets it; one pass counts what lies above the bracket and gathers what lies inside; the answer is exact
-    whatever the sample was, and a bracket that misses is widened.
+    A sample brackets it; one pass counts the scores above the bracket and gathers those inside. The answer is exact for
+    any sample; a bracket that misses is widened.
     """
     sample = _sample(scores, candidates, total)
     position, spread = (1.0 - (k - 0.5) / total) * len(sample), 4.0 * math.sqrt(len(sample))
@@ -88,7 +88,7 @@ def _sample(scores: Tensors, candidates: Tensors, total: int) -> np.ndarray:
     for name, mask in candidates.items():
         flat, kept = scores[name].detach().reshape(-1), mask.reshape(-1)
         if stride > 1 and flat.numel() > stride:
-            # An odd stride does not fall into step with rows, whose lengths are mostly even.
+            # An odd stride does not align with rows, whose lengths are mostly even.
             step = max(1, stride * count_true(kept) // flat.numel()) | 1
             flat, kept = flat[::step], kept[::step]
         parts.append(flat[kept])
@@ -96,7 +96,7 @@ def _sample(scores: Tensors, candidates: Tensors, total: int) -> np.ndarray:
 
 
 def _bracket(scores: Tensors, candidates: Tensors, low: float, high: float) -> tuple[int, Tensor]:
-    """How many candidates lie above `high`, and those from `low` to `high`."""
+    """The number of candidates above `high`, and the candidates from `low` to `high`."""
     above, inside = 0, []
     for piece, kept in pieces(scores, candidates):
         over = torch.gt(piece, high).logical_and_(kept)
@@ -108,7 +108,7 @@ def _bracket(scores: Tensors, candidates: Tensors, low: float, high: float) -> t
 
 
 def lightest(scores: Tensors, candidates: Tensors, budget: float) -> int:
-    """How many candidates, lightest first, have (non-negative) scores that sum to less than the budget.
+    """The number of candidates, in ascending order, whose (non-negative) scores sum to less than the budget.
 
     >>> lightest({"a": torch.tensor([0.5, 0.1, 0.2])}, {"a": torch.tensor([True, True, True])}, 0.31)
     2
@@ -133,7 +133,7 @@ def lightest(scores: Tensors, candidates: Tensors, budget: float) -> int:
 
 def _leading_bits(values: Tensor) -> Tensor:
     """Sixteen leading bits below the sign, as a class that orders like the value."""
-    values = values + 0.0  # -0.0 becomes 0.0, which the bits tell apart
+    values = values + 0.0  # -0.0 becomes 0.0, since their bits differ
     if values.dtype == torch.float64:
         return values.view(torch.int64) >> 47
     return (values.float().view(torch.int32) >> 15).long()

@@ -1,7 +1,7 @@
 """Ctrl-C while the command `synflow` starts and ends: one word and exit code 130, no traceback.
 
 The package imports this module before any other, since Python's own handler would print a traceback of imports. In a
-process that only uses the library nothing is installed.
+process that only uses the library no handler is installed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def _is_command() -> bool:
 
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, leave_at_once)
-    # Registered first, so called last: then all work is done. Python goes on to take its handlers away and an interrupt
-    # would kill the process; ignored, it leaves the exit code of the command.
+    # Registered first, so called last, when all work is done. Python then removes its handlers, and an interrupt would
+    # kill the process; ignoring it preserves the exit code of the command.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)

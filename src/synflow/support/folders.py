@@ -1,11 +1,11 @@
-"""Folders that synflow writes: replaced file by file, all of them or none, next to files of the user.
+"""Folders that synflow writes: all files are replaced or none, and the user's files stay.
 
-`manifest.json` lists the files that synflow wrote, with a checksum each. A write puts all new files under temporary
-names and then replaces the manifest, which names them: from then on the new files count. Renaming them is repeatable,
-so whoever opens the folder after a crash finishes it. A crash before that leaves the old files as they were.
+`manifest.json` lists the files that synflow wrote, with a checksum each. A write stores all new files under temporary
+names and then replaces the manifest, which names them: from then on the new files are valid. Renaming is repeatable, so
+the next process that opens the folder after a crash finishes it. A crash before that keeps the old files.
 
-Earlier versions kept no manifest. What lies in such a folder under a name of ours may as well be the user's own file,
-so each name has a test that tells by the contents whether synflow wrote it; only what passes is replaced.
+Earlier versions had no manifest. A file under one of our names in such a folder may be the user's own, so each name has
+a test that decides by the contents whether synflow wrote the file; only files that pass are replaced.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Ours = Mapping[str, Callable[[Path], bool]]
 
 
 def write(folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mapping[str, Ours] | None = None) -> None:
-    """Make the named files of a folder those that the writers write; other files of the user stay.
+    """Replace the named files of a folder by the output of the writers; the user's other files stay.
 
-    `ours` are all names that synflow may write there, each with a test of whether a file that no manifest lists is one
-    of an earlier version. `stale` maps folders inside, which were made from the old files, to what synflow may have
-    written there: it is removed.
+    `ours` are all names that synflow may write there, each with a test that recognises a file of an earlier version,
+    which no manifest lists. `stale` maps subfolders made from the old files to the names that synflow may have written
+    there; these files are removed.
     """
     folder = Path(os.path.realpath(folder))
     try:
@@ -67,7 +67,7 @@ def write(folder: Path, writers: Mapping[str, Writer], ours: Ours, stale: Mappin
 def _replace(
     folder: Path, writers: Mapping[str, Writer], ours: Ours, listed: Mapping[str, str], stale: Mapping[str, Ours]
 ) -> None:
-    """Write files and have the manifest list them, beside those that it lists already and that stay as they are."""
+    """Write files and add them to the manifest, which keeps its entries for unchanged files."""
     pending: dict[str, str] = {}
     try:
         for name, writer in writers.items():
@@ -86,7 +86,7 @@ def _replace(
 
 
 def refuse_foreign(folder: Path, names: Collection[str], ours: Ours) -> None:
-    """Refuse a folder in which files of the user have names that synflow is about to write."""
+    """Refuse a folder in which the user's files have names that synflow is about to write."""
     listed = _listed(folder, ours)
     known = _written(folder, ours, names) if listed is None else listed
     foreign = [name for name in names if name not in known and os.path.lexists(folder / name)]
@@ -99,7 +99,7 @@ def refuse_foreign(folder: Path, names: Collection[str], ours: Ours) -> None:
 
 
 def _written(folder: Path, ours: Ours, names: Collection[str]) -> set[str]:
-    """Those of the named files that synflow wrote and nobody has changed since, as far as contents can tell."""
+    """The named files that synflow wrote and that are unchanged, as far as their contents show."""
     sums = _listed(folder, ours)
     there = [name for name in names if (folder / name).is_file()]
     if sums is None:
@@ -108,9 +108,9 @@ def _written(folder: Path, ours: Ours, names: Collection[str]) -> set[str]:
 
 
 def update(path: Path, data: bytes, ours: Ours) -> None:
-    """Replace one file of a folder and its checksum, or add it; without a manifest just write it.
+    """Replace or add one file of a folder, with its checksum; without a manifest only write the file.
 
-    A file of the user under a name of ours is refused.
+    Refuses to replace a user's file that has one of our names.
     """
     folder = Path(os.path.realpath(path.parent))
     try:
@@ -130,8 +130,8 @@ def update(path: Path, data: bytes, ours: Ours) -> None:
 def check(folder: Path, needed: Collection[str], ours: Collection[str]) -> None:
     """Finish an interrupted write, then compare the needed files with their checksums.
 
-    Raises `SynflowError` where one is missing, damaged or from another write. Folders of earlier versions have no
-    manifest: nothing is known about them.
+    Raises `SynflowError` if a file is missing, damaged or from another write. Folders of earlier versions have no
+    manifest, so their files are not checked.
     """
     settle(folder, ours)
     sums = _listed(folder, ours)
@@ -155,12 +155,12 @@ def settle(folder: Path, ours: Collection[str]) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Is there no such folder, or nothing in it but temporary files of a write that was interrupted?"""
+    """Whether the folder does not exist, or holds only temporary files of an interrupted write."""
     return not folder.exists() or all(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir())
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which nothing can be written, before work is done whose result would go there."""
+    """Refuse a folder that is not writable, before the work whose result would go there."""
     above = Path(os.path.realpath(folder))
     while not above.exists():
         above = above.parent
@@ -190,7 +190,7 @@ def _listed(folder: Path, ours: Collection[str]) -> dict[str, str] | None:
 
 
 def _read(folder: Path, ours: Collection[str]) -> dict[str, Any]:
-    """The manifest, checked: it may come from elsewhere, and its names must not lead out of the folder."""
+    """The manifest, checked: it may come from an untrusted source, and its names must not lead out of the folder."""
     path = folder / MANIFEST
     about = read_json(path)
     if about.get("format") != FORMAT:
@@ -212,8 +212,8 @@ def _save(folder: Path, sums: Mapping[str, str], pending: Mapping[str, str]) -> 
 
 
 def _finish(folder: Path, ours: Collection[str]) -> None:
-    """Rename what the manifest says is to be renamed; the folder is locked, so all other temporary files are left over
-    from writes that were interrupted."""
+    """Do the renames that the manifest lists. The folder is locked, so all other temporary files come from interrupted
+    writes."""
     if (folder / MANIFEST).is_file():
         about = _read(folder, ours)
         for name, temporary in about["pending"].items():
@@ -233,7 +233,7 @@ def _sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; the lock ends with the process, however that ends."""
+    """One writer at a time; the system releases the lock when the process ends, also after a crash."""
     if fcntl is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""JSON that other programs read too, and reading that refuses what is damaged with one sentence."""
+"""Standard JSON, and a reader that refuses damaged files with a one-sentence error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAYBE_NUMBER = (int, float, type(None))
 
 @dataclass(frozen=True)
 class Between:
-    """The form of a finite number within limits, whole if the limits are; an optional one may be missing or null."""
+    """The form of a finite number within limits, an integer if the limits are; if optional, null is valid too."""
 
     least: float
     most: float
@@ -42,7 +42,7 @@ class Between:
 
 
 def finite(value: Any) -> Any:
-    """The value with None in place of numbers that JSON cannot hold (infinities, NaN), and lists in place of tuples.
+    """The value with None for numbers that JSON cannot represent (infinities, NaN), and lists for tuples.
 
     >>> finite({"flow": float("-inf"), "shape": (2, 3)})
     {'flow': None, 'shape': [2, 3]}
@@ -62,7 +62,7 @@ def json_text(value: Any) -> str:
 
 
 def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
-    """A JSON object from a text; `name` says in errors where the text is from.
+    """A JSON object from a text; `name` is the source of the text in errors.
 
     >>> parse_json("[" * 100_000, "run.json")
     Traceback (most recent call last):
@@ -91,10 +91,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_form(value: Any, form: Any, name: str) -> None:
-    """Refuse a value that has not the form: a type or types, a list of one form, a dict of forms by key, or limits.
+    """Refuse a value without the given form: a type or types, a list of one form, a dict of forms by key, or limits.
 
-    `{str: form}` is an object whose values all have one form. More keys than the form names are fine; a key whose form
-    is a list or dict inside a tuple may be None.
+    `{str: form}` is an object whose values all have one form. Extra keys are allowed; a key whose form is a list or
+    dict inside a tuple may be None.
 
     >>> check_form({"kept": 3, "layers": ["a", 2]}, {"kept": int, "layers": [str]}, "facts.json")
     Traceback (most recent call last):
@@ -108,7 +108,7 @@ def check_form(value: Any, form: Any, name: str) -> None:
 
 
 def _misfit(value: Any, form: Any, where: str) -> tuple[str, Any, str] | None:
-    """The first place where a value departs from its form: the place, what is there, what is wanted."""
+    """The first place where a value violates its form: the place, the found value, the expected form."""
     if isinstance(form, dict):
         if not isinstance(value, dict):
             return where, value, "an object"

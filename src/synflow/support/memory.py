@@ -1,4 +1,4 @@
-"""Memory: how much a piece of work takes at most, on a GPU or the CPU, how to take less, and how images lie in it."""
+"""Memory: the peak of a computation, on a GPU or the CPU, returning freed memory, and the layout of images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """Bytes of tensors alive at the worst moment, on top of those that were there before.
+    """The peak number of bytes in tensors, on top of those that existed before.
 
     >>> peak_memory(lambda: (torch.ones(1000) + 1).sum())
     8000
@@ -36,10 +36,10 @@ def peak_memory(run: Callable[[], object], device: torch.device | str = "cpu") -
 
 
 def give_back() -> None:
-    """Have the C library return the memory that was freed but not yet given back; not all libraries can.
+    """Ask the C library to return freed memory to the system; not all libraries can.
 
-    The holes that images leave behind fit no other image of their size: glibc looks for a little more room than it
-    needs, for the sake of alignment. A pass that makes and frees many of them holds half as much again in holes.
+    The holes that freed images leave do not fit other images of the same size: for alignment, glibc looks for slightly
+    more room than needed. A pass that makes and frees many images wastes half as much memory again in holes.
     """
     trim = _trim()
     if trim is not None:
@@ -55,14 +55,14 @@ def _trim() -> Any:
 
 
 def channels_last(model: Model) -> Model:
-    """Lay the weights out with their channels innermost, in place: most convolutions on processors like that best."""
-    module: Any = model  # torch's types know this argument only beside others
+    """Store the weights with channels innermost, in place: this is fastest for most convolutions on CPUs."""
+    module: Any = model  # torch's type hints allow this argument only together with others
     module.to(memory_format=torch.channels_last)
     return model
 
 
 def images_channels_last(inputs: Any) -> Any:
-    """Nested inputs in which every image is laid out so."""
+    """The same nested inputs with every image in channels-last layout."""
 
     def fit(leaf: Any) -> Any:
         images = isinstance(leaf, Tensor) and leaf.dim() == 4
@@ -72,7 +72,7 @@ def images_channels_last(inputs: Any) -> Any:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the storages that operations make and those that are freed; torch's CPU allocator keeps no count."""
+    """Counts the storages that operations make and free; torch's CPU allocator keeps no count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What nested tuples, lists and dicts hold; on the few arguments of an operation much faster than pytree."""
+"""The leaves of nested tuples, lists and dicts; for the few arguments of an operation much faster than pytree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .private_torch import pytree
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What nested tuples, lists and dicts hold, in order."""
+    """The leaves of nested tuples, lists and dicts, in order."""
     if not isinstance(tree, (tuple, list, dict)):
         return [tree]
     found: list[Any] = []
@@ -26,7 +26,7 @@ def _collect(tree: Any, found: list[Any]) -> None:
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same nested tuples, lists and dicts with a function applied to what they hold."""
+    """The same nested tuples, lists and dicts with a function applied to their leaves."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind([mapped(function, item) for item in tree])

@@ -1,4 +1,4 @@
-"""How numbers are written for people: one form each for ratios, shares, powers of two, times and sizes."""
+"""Numbers as text: one format each for ratios, shares, powers of two, times and sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def percent(share: float) -> str:
 
 
 def power_of_two(log2: float | None) -> str:
-    """A number that is known by its logarithm, which may be too large or too small for a float.
+    """A number given by its logarithm, because it may be too large or too small for a float.
 
     >>> power_of_two(457.23), power_of_two(-math.inf)
     ('2^457.2', '0')
@@ -59,7 +59,7 @@ def bytes_text(value: float) -> str:
 
 
 def setting_text(value: object) -> str:
-    """The value of a setting: whole numbers with their thousands apart, others in six digits, words as they are.
+    """The value of a setting: whole numbers with thousands separators, other numbers in six digits, text unchanged.
 
     >>> setting_text(10_000), setting_text(1 / 3), setting_text(True)
     ('10,000', '0.333333', 'True')

@@ -1,7 +1,6 @@
-"""The names that torch does not document and that nothing public replaces; all other modules take them from here.
+"""Undocumented names of torch without a public replacement; all other modules import them from here.
 
-`make test` runs with the version of torch in `constraints.txt`; when a later version moves a name, this file is the
-place to follow it.
+`make test` runs with the version of torch in `constraints.txt`; if a later version moves a name, change it here.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ __all__ = [
 # `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
 # `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
 # `WeightNormHook`, `WeightNormParametrization` and those of spectral norm show that a weight is divided by a norm.
-# `ConvNd` and `NormBase` are what convolutions, and batch and instance norms, of every dimension have in common.
+# `ConvNd` and `NormBase` are the base classes of convolutions, and of batch and instance norms, of every dimension.
 
 # The generator around a checkpointed call with `use_reentrant=False`, in `torch.utils.checkpoint`.
 NEWER_CHECKPOINT = "_checkpoint_without_reentrant_generator"
 
-# A context in which tensor subclasses are not asked how an operation is done: inside their own rules.
+# A context in which `__torch_function__` of tensor subclasses is not called: used inside their own rules.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 
-# The same for subclasses alone, while function modes stay in force.
+# The same for subclasses alone; function modes stay active.
 DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 
 # The value of `__torch_function__` of a tensor subclass that leaves every operation to torch.
@@ -51,23 +50,23 @@ onednn_linear: Any = (
 
 
 def modes_entered() -> int:
-    """The depth of torch's stack of function modes, by which modes that an interrupt left behind are found."""
+    """The depth of torch's stack of function modes; it shows modes that an interrupt left active."""
     depth: int = torch._C._len_torch_function_stack()
     return depth
 
 
 def pop_mode() -> None:
-    """Take the last function mode off torch's stack, whoever entered it."""
+    """Pop the last function mode off torch's stack."""
     torch._C._pop_torch_function_stack()
 
 
 def set_gradients(enabled: bool) -> None:
-    """Switch gradients on or off without a context, where building one for each operation takes too long."""
+    """Switch gradients on or off without a context manager, which would be too slow for each operation."""
     torch._C._set_grad_enabled(enabled)
 
 
 def behind_transforms(value: Any) -> Any:
-    """What `torch.vmap` and other transforms have wrapped; outside of them the value itself."""
+    """The value inside the wrappers of `torch.vmap` and other transforms; without wrappers the value itself."""
     if torch._C._are_functorch_transforms_active():
         while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
             value = torch._C._functorch.get_unwrapped(value)

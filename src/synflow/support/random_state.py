@@ -1,7 +1,7 @@
-"""Random numbers from a seed, inside; outside all generators go on as if nothing had been drawn.
+"""Random numbers from a seed inside a block; afterwards all generators continue as if nothing had been drawn.
 
 Models draw from the global generators of torch, NumPy and Python, which all threads share. So only one thread at a time
-seeds them: a second one would take the seeded state for the user's and put that back.
+seeds them: a second thread would save the seeded state as the user's and restore that.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-# Held by the thread that has seeded the global generators, until it has put their states back.
+# Held by the thread that has seeded the global generators, until it has restored their states.
 SEEDING = threading.RLock()
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Global random numbers from a seed; at the end every generator has the state that it had before."""
+    """Global random numbers from a seed; at the end every generator has its previous state."""
     graphics = [device] if device is not None and device.type == "cuda" else []
     with SEEDING:
         others = random.getstate(), np.random.get_state()  # noqa: NPY002 -- the one that models draw from

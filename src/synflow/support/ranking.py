@@ -1,4 +1,4 @@
-"""Keep the best of many scores: exactly as many as asked for, ties broken by position."""
+"""Select the best of many scores: exactly the requested number, ties broken by position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keep_best(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], co
 
 
 def best_of_each(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The best candidates of each tensor, as many as the share says, rounded up."""
+    """The best candidates of each tensor: the given share of them, rounded up."""
     kept: dict[str, Tensor] = {}
     for name, mask in candidates.items():
         kept |= keep_best({name: scores[name]}, {name: mask}, math.ceil(chunked.count({name: mask}) * share))
@@ -52,7 +52,7 @@ def best_of_each(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor],
 
 
 def _comparable(scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Scores of different types, or of types that cannot be ranked as they are, in one type."""
+    """The scores in one type, if their types differ or cannot be ranked."""
     types = {score.dtype for score in scores.values()}
     if types in ({torch.float32}, {torch.float64}):
         return scores
@@ -61,7 +61,7 @@ def _comparable(scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _check_ordered(name: str, scores: Tensor) -> None:
-    """Refuse scores that have no order; one sum finds a nan anywhere."""
+    """Refuse scores that have no order; one sum detects a nan."""
     if bool(torch.isnan(scores.sum())) and bool(torch.isnan(scores).any()):
         bad = int(torch.isnan(scores).sum())
         raise SynflowError(f"{name}: {bad} of {scores.numel()} scores are nan; no ranking is possible")

@@ -1,4 +1,4 @@
-"""Modes of torch, entered so that an interrupt cannot leave them behind."""
+"""Modes of torch, entered so that an interrupt cannot leave them active."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def plain_tensors(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function outside of inference mode, whose tensors autograd refuses; elsewhere it runs as it is."""
+    """Run a function outside of inference mode, because autograd refuses inference tensors."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -30,7 +30,7 @@ def plain_tensors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function outside of the caller's autocast and inference mode: flow needs the precision it chose."""
+    """Run a function outside of the caller's autocast and inference mode: the flow chooses its own precision."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -43,12 +43,12 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function outside of `torch.inference_mode` and `torch.no_grad`, whatever the caller is in."""
+    """Run a function outside of the caller's `torch.inference_mode` and `torch.no_grad`."""
     return torch.inference_mode(False)(torch.enable_grad()(function))
 
 
 class SafeMode(TorchFunctionMode):
-    """Leaves torch's stack of modes as deep as it was, even where Ctrl-C struck inside torch's own bookkeeping."""
+    """Restores the depth of torch's stack of modes, even after Ctrl-C inside torch's own bookkeeping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +71,6 @@ class SafeMode(TorchFunctionMode):
 
 
 def pop_modes(depth: int) -> None:
-    """Bring torch's stack of modes back to a depth."""
+    """Pop modes off torch's stack down to a depth."""
     while modes_entered() > depth:
         pop_mode()

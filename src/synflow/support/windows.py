@@ -1,4 +1,4 @@
-"""How many windows a convolution has."""
+"""The number of windows of a convolution."""
 
 from __future__ import annotations
 
