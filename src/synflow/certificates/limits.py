@@ -1,4 +1,4 @@
-"""How far a network can be pruned: the maximum of its architecture, and where a method collapses it."""
+"""Limits of pruning: the maximum compression of an architecture, and the compression at which a method collapses."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ..support.torch_modes import with_gradients
 
 @dataclass(frozen=True)
 class Limits:
-    """How few weights a network can have: with a path, and with every layer alive.
+    """The fewest weights of a network, with a path, and with every layer alive.
 
-    `for_path` and `for_layers` are the sizes of sets that were found; `path_bound` and `layers` are what no set does
-    without: a weight in each layer that every path passes, and one in each layer. Where the two are equal, they are the
-    fewest; elsewhere the fewest lie between them.
+    `for_path` and `for_layers` are upper bounds: sizes of sets that were found. `path_bound` and `layers` are lower
+    bounds: a weight in each layer that every path passes, and one in each layer. If the bounds are equal, they are the
+    minimum; otherwise the minimum lies between them.
     """
 
     weights: int
@@ -62,7 +62,7 @@ def _between(least: int, found: int) -> str:
 
 @with_gradients
 def limits(model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()) -> Limits:
-    """The fewest weights that leave a path, and the fewest that keep every layer alive, or bounds on them.
+    """The fewest weights that keep a path, and the fewest that keep every layer alive, or bounds on them.
 
     >>> print(limits(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10)))
     300 weights in 2 layers that the forward pass reaches; a path needs 2, every layer alive needs 2
@@ -81,7 +81,7 @@ def limits(model: nn.Module, example: Any, *, select: Select = None, protect: st
 
 
 def _least(network: Network) -> int:
-    """No path has fewer weights; there has to be a path."""
+    """A lower bound on the weights of a path; an error if there is no path."""
     least = least_for_path(network)
     if least is None:
         raise SynflowError("no path leads from an input to an output; check the model and the example")
@@ -92,10 +92,10 @@ def _least(network: Network) -> int:
 def max_compression(
     model: nn.Module, example: Any, *, select: Select = None, protect: str | Iterable[str] = ()
 ) -> float:
-    """N over the fewest weights that leave a path: beyond it no network of this shape has one.
+    """N over the fewest weights that keep a path: beyond it no network of this architecture has a path.
 
-    In a chain of L layers that is N / L. Infinite where a path avoids every prunable weight. Where `limits` gives
-    bounds for a path, the fewest are those that were found.
+    In a chain of L layers this is N / L. Infinite if a path avoids every prunable weight. If `limits` has only bounds
+    for a path, this uses the upper bound.
 
     >>> max_compression(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), torch.ones(1, 10))
     150.0
@@ -107,7 +107,7 @@ def max_compression(
 
 
 def most_compression(network: Network) -> float:
-    """A bound on `max_compression` that takes few passes: no larger compression leaves a path."""
+    """An upper bound on `max_compression` that takes few passes: no larger compression keeps a path."""
     least = _least(network)
     return network.size / least if least else math.inf
 
@@ -131,9 +131,9 @@ def critical_compression(
 ) -> float:
     """The largest compression at which a method does not collapse the network, by bisection.
 
-    Collapse is that no path is left, or with `collapse="empty_layer"` (the paper's layer-collapse) that some layer
-    has no weight. Single-shot methods are scored once and bisected to the weight; iterative ones are run for each
-    trial, until the answer is known within `tolerance` (relative). Flow scores run without their guard.
+    Collapse means that no path remains, or with `collapse="empty_layer"` (the paper's layer-collapse) that some layer
+    has no weight. Single-shot methods are scored once and bisected to the weight. Iterative methods run once per trial,
+    until the answer is known within `tolerance` (relative). Flow scores run without their guard.
     """
     _check_search(collapse, tolerance)
     steps = checked_steps(steps)
