@@ -27,7 +27,6 @@ def watching(served):
     with pytest.MonkeyPatch.context() as patch:
         watch(measuring, "recorded", "recording", lambda result, *_: isinstance(result[2], Replay))
         watch(measuring.Measuring, "usual", "replay", lambda result, measurements, *_: measurements.replays)
-        watch(FastEngine, "_continue_in", "cutting down", lambda result, engine, cut, *_: cut is not None)
         watch(fold_positions, "folded", "folding")
         watch(FastEngine, "_scores", "factored gradients", lambda result, engine, flow, parts: _factored(parts))
         watch(factored_layers, "_small_convolution", "small convolutions")
