@@ -65,7 +65,6 @@ def unbounded(*given: Any, bounds: Callable[..., Any] = candidate_passes._bounds
 VARIANTS: dict[str, Off] = {
     ON: nullcontext,
     "recording and replay": changed(record_from_steps=NEVER),
-    "cutting down": changed(cut_from_weights=NEVER),
     "folding positions": changed(fold_from_pixels=NEVER),
     "compiled loops": changed(compile_from_weights=NEVER),
     "bounded scores": replaced(candidate_passes, "_bounds", unbounded),

@@ -1,4 +1,4 @@
-"""The fast engine at work: cutting down, idle weights, undoing removals, fallbacks, and the same weights kept."""
+"""The fast engine at work: the same weights kept, weights that no flow passes, removals that are undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import synflow
-from synflow.engine import EVERYTHING_ON, FastEngine, Thresholds, compiled, using
+from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
 from synflow.network.private_copy import Network, open_network
 from synflow.pruning.engine import EngineSettings
 
@@ -62,7 +62,7 @@ def residual() -> tuple[nn.Module, torch.Tensor]:
 
 
 class Gated(nn.Module):
-    """Squeeze and excite: the stand-in of the gate takes a mean over channels, so cutting them changes the flow."""
+    """Squeeze and excite: the stand-in of the gate takes a mean over channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,55 +133,33 @@ def test_steps_show_the_whole_network() -> None:
         before = step.masks
 
 
-def held(engine: FastEngine) -> int:
-    return sum(magnitude.numel() for magnitude in engine.magnitudes.values())
-
-
-@pytest.mark.usefixtures("everything")
-def test_the_network_held_becomes_smaller() -> None:
-    model, example = chain()
-    network = open_network(model, example)
-    masks = synflow.prune(model, example, compression=60, steps=60)
-    engine = engine_for(network, masks)
-    flow = engine.measure(ahead=math.inf).flow
-    assert held(engine) < 0.3 * network.size
-    assert engine.count == sum(int(mask.sum()) for mask in masks.values())
-    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
-    assert flow.log2 == pytest.approx(synflow.certify(model, masks, example).flow_log2, abs=1e-9)
-
-
 @pytest.fixture
-def idle() -> tuple[FastEngine, dict[str, torch.Tensor]]:
-    """A cut engine with eight units that hear nothing, though what they send is kept."""
+def unfed() -> tuple[FastEngine, dict[str, torch.Tensor], torch.Tensor]:
+    """An engine with eight units that hear nothing, though what they send is kept: `idle` are those weights."""
     network = open_network(*chain())
     masks = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in network.weights.items()}
     masks["0.weight"][4:] = False
+    idle = torch.zeros_like(masks["3.weight"])
+    idle[:, 4:] = True
     with using(EVERYTHING_ON):
-        engine = engine_for(network, masks)
-    engine.measure(ahead=math.inf)
-    assert held(engine) < network.size
-    return engine, masks
+        return engine_for(network, masks), masks, idle
 
 
-IDLE = 24 * 8 * 9
-
-
-def test_idle_weights_stay_counted_and_go_first(idle) -> None:
-    engine, masks = idle
-    assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
-    scores = engine.measure()
-    going = engine.lightest(scores, IDLE)
-    assert (going.number, going.total) == (IDLE, 0.0)
+def test_weights_that_no_flow_passes_go_first(unfed) -> None:
+    engine, masks, idle = unfed
+    going = engine.lightest(engine.measure(), int(idle.sum()))
+    assert (going.number, going.total) == (int(idle.sum()), 0.0)
     undo = engine.remove(going)
-    assert engine.count == sum(int(mask.sum()) for mask in masks.values()) - IDLE
-    assert not engine.masks()["3.weight"][:, 4:].any()
+    assert engine.count == sum(int(mask.sum()) for mask in masks.values()) - int(idle.sum())
+    left = engine.masks()
+    assert torch.equal(left["3.weight"], masks["3.weight"] & ~idle)
+    assert all(torch.equal(left[name], masks[name]) for name in masks if name != "3.weight")
     undo()
     assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
 
 
-def test_of_idle_weights_some_can_go(idle) -> None:
-    """Fewer than there are: the later ones, as of all equal scores."""
-    engine, masks = idle
+def test_of_weights_that_no_flow_passes_the_later_ones_go(unfed) -> None:
+    engine, masks, idle = unfed
     scores = engine.measure()
     going = engine.lightest(scores, 10)
     assert (going.number, going.total) == (10, 0.0)
@@ -191,9 +169,7 @@ def test_of_idle_weights_some_can_go(idle) -> None:
     left = engine.masks()
     assert engine.count == sum(int(mask.sum()) for mask in left.values())
     expected = masks["3.weight"].clone()
-    expected.view(-1)[
-        torch.nonzero((masks["3.weight"] & ~masks["0.weight"].any((1, 2, 3))[:, None, None]).view(-1))[-10:]
-    ] = False
+    expected.view(-1)[torch.nonzero(idle.view(-1))[-10:]] = False
     assert torch.equal(left["3.weight"], expected)
     undo()
     assert all(torch.equal(engine.masks()[name], masks[name]) for name in masks)
@@ -237,29 +213,6 @@ def test_a_removal_is_weighed_by_other_scores() -> None:
     assert engine.weigh(going, doubled) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.usefixtures("everything")
-def test_a_network_that_cannot_be_followed_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no tape")
-
-    monkeypatch.setattr("synflow.engine.cut_network.outline", refuse)
-    monkeypatch.setenv("SYNFLOW_STRICT", "0")
-    model, example = chain()
-    masks = synflow.prune(model, example, compression=30, steps=20)
-    assert masks.about["fallbacks"] == "cutting down: RuntimeError: no tape"
-    plain = synflow.prune(model, example, compression=30, steps=20, engine="plain")
-    assert all(torch.equal(masks[name], plain[name]) for name in plain)
-
-
-@pytest.mark.usefixtures("everything")
-def test_a_flow_that_changes_stops_the_cutting() -> None:
-    model, example = gated()
-    masks = synflow.prune(model, example, compression=30, steps=40)
-    assert masks.about["fallbacks"].startswith("cutting down: the flow changes from")
-    plain = synflow.prune(model, example, compression=30, steps=40, engine="plain")
-    assert all(torch.equal(masks[name], plain[name]) for name in plain)
-
-
 @pytest.mark.parametrize("compression", [1.25, 2.0, 20.0])
 def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> None:
     """They score nothing, so they go first; as long as they are kept they count."""
@@ -274,15 +227,3 @@ def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> Non
     assert sum(int(mask.sum()) for mask in masks.values()) == kept
     gone = 800 - kept
     assert int((masks["0.weight"] & zero).sum()) == max(int(zero.sum()) - gone, 0)
-
-
-def test_no_cut_is_made_that_would_not_pay() -> None:
-    network = open_network(*chain())
-    masks = synflow.prune(*chain(), compression=10, steps=20)
-    sizes = []
-    for ahead in (3.0, math.inf):
-        with using(Thresholds(cut_from_weights=0)):
-            engine = engine_for(network, dict(masks))
-        engine.measure(ahead=ahead)
-        sizes.append(held(engine))
-    assert sizes[0] == network.size > sizes[1]

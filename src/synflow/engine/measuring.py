@@ -23,110 +23,99 @@ Measured = tuple[Measurement, Gradients]
 
 
 class Measuring:
-    """Measurements of one network after another, as it is cut down: `count` of them, `recordings` made so far.
+    """Measurements of the weights that are left: `count` of them; `recording` is what replays are made from.
 
     With `records`, measurements of the usual kind are recorded; with `bounded`, few scores will be multiplied out.
     """
 
     def __init__(
-        self, settings: EngineSettings, thresholds: Thresholds, fallbacks: Fallbacks, records: bool, bounded: bool
-    ) -> None:
-        self.count = self.recordings = 0
-        self.replays = False
-        self._settings, self._thresholds, self._fallbacks = settings, thresholds, fallbacks
-        self._records, self._bounded = records, bounded
-        self._folds = False
-        self._replay: Replay | None = None
+        self, network: Network, magnitudes: Mapping[str, Tensor], settings: EngineSettings, thresholds: Thresholds,
+        fallbacks: Fallbacks, records: bool, bounded: bool,
+    ) -> None:  # fmt: skip
+        self.count = 0
+        self.recording: Replay | None = None
+        self.replays = False  # whether the recording has proved itself
+        self._network, self._magnitudes, self._settings = network, magnitudes, settings
+        self._thresholds, self._fallbacks = thresholds, fallbacks
+        self._records, self._bounded, self._folds = records, bounded, False
 
-    def forget(self) -> None:
-        """Let the recording go, with the magnitudes that it reads."""
-        self._replay, self.replays = None, False
-
-    def weights_come_back(self, recordings: int) -> None:
-        """Let a recording go that was made since there were so many: flow may now pass where there was none.
+    def weights_came_back(self, recording: Replay | None) -> None:
+        """Let a recording go that is not the one of then: flow may now pass where there was none.
 
         Flows that were zero everywhere were recorded as zero in sums with others, whatever their exponent.
         """
-        if self.recordings > recordings:
-            self.forget()
+        if self.recording is not recording:
+            self._forget()
 
-    def usual(self, network: Network, magnitudes: Mapping[str, Tensor]) -> Measured:
+    def usual(self) -> Measured:
         """A measurement with gradients."""
-        if self._replay is not None and self.replays:
+        if self.recording is not None and self.replays:
             self.count += 1
-            again = self._replay.run()
+            again = self.recording.run()
             if again is not None:
                 return again
-            self.forget()
+            self._forget()
         if not self._records:
-            return self.anew(network, magnitudes)
-        if self._replay is not None:
-            return self._prove(self._replay, network, magnitudes)
+            return self.anew()
+        if self.recording is not None:
+            return self._prove(self.recording)
         try:
-            flow, gradients, replay = recorded(lambda: self.anew(network, magnitudes), magnitudes)
+            flow, gradients, replay = recorded(self.anew, self._magnitudes)
         except SynflowError:
             raise
         except Exception as cause:  # torch may refuse to be watched; what else is wrong shows in the plain measurement
             self._stop_recording(cause)
-            return self.anew(network, magnitudes)
+            return self.anew()
         if isinstance(replay, Replay):
-            self._replay = replay
-            self.recordings += 1
+            self.recording = replay
         elif flow.value > 0:
             self._stop_recording(replay)
         return flow, gradients
 
-    def _prove(self, replay: Replay, network: Network, magnitudes: Mapping[str, Tensor]) -> Measured:
+    def _prove(self, replay: Replay) -> Measured:
         """Measure weights that have changed since the recording, and compare with what the recording makes of them."""
-        flow, gradients = self.anew(network, magnitudes)
+        flow, gradients = self.anew()
         self.replays = replay.agrees_with(flow, gradients)
         if not self.replays:
             self._stop_recording(RuntimeError("its replay differs from a new measurement"))
         return flow, gradients
 
+    def _forget(self) -> None:
+        self.recording, self.replays = None, False
+
     def _stop_recording(self, cause: Exception) -> None:
-        self.forget()
+        self._forget()
         self._records = False
         self._fallbacks.add("recording", cause)
 
-    def anew(
-        self, network: Network, magnitudes: Mapping[str, Tensor], options: PassOptions = DEFAULT, gradients: bool = True
-    ) -> Measured:
+    def anew(self, options: PassOptions = DEFAULT, gradients: bool = True) -> Measured:
         """A measurement by a pass through the network."""
         self.count += 1
-        memory = network.constants if self._folds and options == DEFAULT else None
+        memory = self._network.constants if self._folds and options == DEFAULT else None
         hooks = FastPass(self._thresholds, memory, bounded=self._bounded)
         flow = measure(
-            network, magnitudes=magnitudes, power=self._settings.power, options=options,
+            self._network, magnitudes=self._magnitudes, power=self._settings.power, options=options,
             gradients=gradients, hooks=hooks,
         )  # fmt: skip
         return flow, hooks.gradients
 
-    def log2(self, network: Network, magnitudes: Mapping[str, Tensor]) -> float:
-        """log2 of the flow, without gradients."""
-        return self._replay.log2() if self._replay else self.anew(network, magnitudes, gradients=False)[0].log2
-
-    def try_to_fold(self, network: Network, magnitudes: Mapping[str, Tensor]) -> Measured | None:
+    def try_to_fold(self) -> Measured | None:
         """Fold positions with identical receptive fields, if the flow stays the same: worth it for large images."""
-        images = [leaf for leaf in leaves(arguments(network.example)) if isinstance(leaf, Tensor) and leaf.dim() == 4]
+        example = leaves(arguments(self._network.example))
+        images = [leaf for leaf in example if isinstance(leaf, Tensor) and leaf.dim() == 4]
         pixels = max((image.shape[2] * image.shape[3] for image in images), default=0)
         if pixels < self._thresholds.fold_from_pixels or (self._settings.steps or math.inf) < 2:
             return None
-        plain = self.anew(network, magnitudes, gradients=False)[0].log2
+        plain = self.anew(gradients=False)[0].log2
         self._folds = True
         try:
-            folded = self.usual(network, magnitudes)
-            check_same_flow(plain, folded[0].log2)
+            folded = self.usual()
+            if folded[0].log2 != plain and not math.isclose(folded[0].log2, plain, abs_tol=2 * SAME):
+                raise CannotServeError(f"the flow changes from 2^{plain} to 2^{folded[0].log2}")
         except Exception as cause:
             self._folds = False
-            self.forget()
+            self._forget()
             inner = cause.__cause__  # what is raised inside of the model comes as the cause of another error
             self._fallbacks.add("folding", inner if isinstance(inner, CannotServeError) else cause)
             return None
         return folded
-
-
-def check_same_flow(before: float, after: float) -> None:
-    """Refuse a form of the network whose flow (by its log2) is another one."""
-    if before != after and not math.isclose(before, after, abs_tol=2 * SAME):
-        raise CannotServeError(f"the flow changes from 2^{before} to 2^{after}")

@@ -195,9 +195,7 @@ class _Recorder(TorchDispatchMode):
             for name, gradient in gradients.items()
         }  # fmt: skip
         calls = _needed(self.calls, {slot for slot in results if isinstance(slot, int)})
-        made = {slot: index for index, call in enumerate(calls) for slot in call.outputs if slot is not None}
-        forward = made[results[0]] if isinstance(results[0], int) else 0
-        return Replay(replace(flow, total=None), calls, self.count, results, parts, forward)
+        return Replay(replace(flow, total=None), calls, self.count, results, parts)
 
 
 def _filled(call: Call, tree: Any, known: Mapping[int, int | None]) -> Any:

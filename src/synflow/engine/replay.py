@@ -61,20 +61,14 @@ class Replay:
     _slots: int
     _results: list[int | Tensor]
     _parts: dict[str, Parts]
-    _forward: int
 
     def run(self) -> tuple[Measurement, Gradients] | None:
         """The flow and the gradients now; None where the recording no longer serves."""
-        found = self._repeated(self._calls)
+        found = self._repeated()
         value = float(found[0])
         if not self._serves(value):
             return None
         return dataclasses.replace(self.first, value=value), {name: self._gradient(name, found) for name in self._parts}
-
-    def log2(self) -> float:
-        """log2 of the flow now; gradients are not made."""
-        value = float(self._repeated(self._calls[: self._forward + 1])[0])
-        return dataclasses.replace(self.first, value=value).log2
 
     def agrees_with(self, flow: Measurement, gradients: Gradients) -> bool:
         """Whether repeating gives what a measurement of the same weights gave: the proof of a recording."""
@@ -96,11 +90,11 @@ class Replay:
         return FactoredGradient(parts.shape, dense, uses, flow=None if parts.flow is None else found[parts.flow])
 
     @plain_tensors
-    def _repeated(self, calls: list[Call]) -> list[Any]:
-        """What is in the places of the results after some calls."""
+    def _repeated(self) -> list[Any]:
+        """What is in the places of the results after all calls."""
         values: list[Any] = [None] * self._slots
         with torch.no_grad():
-            for call in calls:
+            for call in self._calls:
                 for place, key, slot in call.puts:
                     place[key] = values[slot]
                 outcome = call.function(*call.args, **call.kwargs)

@@ -115,19 +115,14 @@ def open_network(
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     score_name: str = "this score",
-    own: bool = False,
 ) -> Network:
-    """Check a model and make the private copy that scores work on; tensors are shared until they are replaced.
-
-    With `own` the caller owns the model and has checked it, so it is not copied.
-    """
+    """Check a model and make the private copy that scores work on; tensors are shared until they are replaced."""
     model = unwrap(model)
     chosen = prunable(model, select, protect)
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
     for name, weight in weights.items():
-        if not own:
-            check_finite(name, weight)
-    twin = model if own else private_copy(model, chosen)
+        check_finite(name, weight)
+    twin = private_copy(model, chosen)
     network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen), chosen)
     network._reached_around = reached_around(model, chosen)
     network.example = move(example, network.device)

@@ -67,8 +67,8 @@ class Engine(Protocol):
     fallbacks: Mapping[str, str]
     measurements: int
 
-    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = math.inf) -> StepScores:
-        """The flow of what is left, and its scores; about `ahead` measurements will follow."""
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> StepScores:
+        """The flow of what is left, and its scores."""
 
     def lightest(self, scores: StepScores, number: int, budget: float = math.inf) -> Removal:
         """The `number` lightest weights; fewer, where their scores would sum to the budget or more."""
@@ -80,19 +80,19 @@ class Engine(Protocol):
         """Whether an input still reaches an output after a removal."""
 
     def remove(self, removal: Removal) -> Callable[[], None]:
-        """Remove weights; what is returned puts them back, until the next measurement with steps ahead."""
+        """Remove weights; what is returned puts them back."""
 
     def removal(self, masks: Mapping[str, Tensor], scores: StepScores) -> Removal:
-        """The removal that leaves the given masks of the whole network."""
+        """The removal that leaves the given masks."""
 
     def live_layers(self) -> frozenset[str]:
         """The layers that have a weight on a path from an input to an output."""
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
-        """Go on with other masks of the whole network, which keep nothing that was pruned."""
+        """Go on with other masks, which keep nothing that was pruned."""
 
     def masks(self) -> dict[str, Tensor]:
-        """The masks of the whole network, in tensors of their own."""
+        """The masks, in tensors of their own."""
 
 
 # An engine takes and returns scores and removals of its own kind, which the type system cannot express here.

@@ -69,7 +69,7 @@ def _fixed(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold: boo
         substeps, lost, complete, log2 = 0, 0.0, False, 0.0
         held: dict[str, Tensor] = {}
         while not complete:
-            scores = _measured(run, engine, run.steps - index + 1)
+            scores = _measured(run, engine)
             if substeps == 0:
                 log2, held = scores.flow.log2, scores.whole() if hold else {}
             part, complete = _part(run, engine, scores, keep, rescue, layers)
@@ -89,7 +89,7 @@ def _certified(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold:
                 f"{run.keep}; allow more steps (without a number of steps there is no limit) or a larger margin"
             )
         index += 1
-        scores = _measured(run, engine, math.inf)
+        scores = _measured(run, engine)
         log2, held = scores.flow.log2, scores.whole() if hold else {}
         bound, weighed = _bound(engine, scores)
         number, budget = engine.count - run.keep, run.margin * bound
@@ -106,9 +106,9 @@ def _certified(run: PruningRun, engine: Engine, layers: LayerGuard | None, hold:
         yield Step(index, engine.count / size, engine.count, log2, part, 1, masks, held)
 
 
-def _measured(run: PruningRun, engine: Engine, ahead: float) -> StepScores:
+def _measured(run: PruningRun, engine: Engine) -> StepScores:
     """The scores of what is left; where a path is promised, there has to be one."""
-    scores = engine.measure(ahead=ahead)
+    scores = engine.measure()
     if run.guard and not scores.flow.value > 0:
         raise SynflowError(
             f"no flow is left at {engine.count} of {run.network.size} weights: the masks or the model have no path "

@@ -67,7 +67,7 @@ class PlainEngine:
         """How many weights are left."""
         return count(self._masks)
 
-    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True, ahead: float = 0) -> PlainScores:  # noqa: ARG002
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> PlainScores:
         """S = |w| dR/d|w|; balanced, each layer's scores are scaled to sum to R."""
         self.measurements += 1
         power = self.settings.power

@@ -29,8 +29,6 @@ from .levels import levelled
 FROM_INPUTS = PassOptions(shifts=False, shared=True, norms=True)
 # A skeleton that is only to be protected is small enough once less than this share of it can go at a time.
 ROUGH = 1 / 8
-# Measurements that follow a large removal: enough for the engine to find that cutting the network down pays.
-AHEAD = 30
 # Gates in series meet the weights before them 2, 4, 8, ... times: paths with more weights per layer are not followed.
 LONGEST = 4
 # After so many failed removals the lightest weights are not what can go: layers are levelled, or paths are joined.
@@ -150,10 +148,10 @@ class Skeleton:
         full = self.needed | self.filled
         self._block({name: mask for name, mask in self.masks().items() if name in full and count_true(mask) == 1})
 
-    def _measured(self, ahead: int = 0) -> StepScores:
+    def _measured(self) -> StepScores:
         """The scores of what is left; a removal that was undone has not changed them."""
         if self._scores is None:
-            self._scores = self._engine.measure(FROM_INPUTS, ahead=ahead)
+            self._scores = self._engine.measure(FROM_INPUTS)
         return self._scores
 
     def _without_lightest(self, number: int) -> dict[str, Tensor]:
@@ -162,7 +160,7 @@ class Skeleton:
 
     def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
         """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
-        scores = self._measured(ahead=AHEAD if kept is None else 0)
+        scores = self._measured()
         going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
         undo = self._engine.remove(going)
         if self._lives():

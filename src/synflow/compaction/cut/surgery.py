@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -66,13 +65,8 @@ def size(whole: torch.Size, kept: Mapping[int, Indices]) -> torch.Size:
     return torch.Size(sizes)
 
 
-def shrink(
-    model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, Any]], hollow: Container[str] = ()
-) -> None:
-    """Cut a model in place, and set the attributes given by module path.
-
-    Where only shapes matter, `hollow` parameters become zeros, which take no memory.
-    """
+def shrink(model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Cut a model in place, and set the attributes given by module path."""
     names = {id(tensor): name for name, tensor in tensors(model).items() if name in kept}
     parts: dict[int, Tensor] = {}  # a tied weight stays tied
     for module in model.modules():
@@ -82,7 +76,7 @@ def shrink(
             for own, tensor in slots.items():
                 if (name := names.get(id(tensor))) is not None:
                     if id(tensor) not in parts:
-                        parts[id(tensor)] = _part(tensor, kept[name], name in hollow)
+                        parts[id(tensor)] = _part(tensor, kept[name])
                     slots[own], touched[own] = parts[id(tensor)], kept[name]
         if touched:
             _remember(module, touched)
@@ -97,18 +91,10 @@ def shrink(
             setattr(model.get_submodule(path), name, value)
 
 
-def _part(tensor: Tensor, kept: Mapping[int, Indices], hollow: bool) -> Tensor:
-    if not hollow:
-        part = cut(tensor.detach(), kept)
-        if part.dim() in (4, 5) and tensor.stride(1) == 1 and not tensor.is_contiguous():
-            part = part.contiguous(memory_format=torch.channels_last if part.dim() == 4 else torch.channels_last_3d)
-    elif tensor.device.type == "cpu":
-        # The system hands out pages of zeros when they are written to, and these never are.
-        shape = size(tensor.shape, kept)
-        zeros = torch.from_numpy(np.zeros(shape.numel() * tensor.element_size(), np.uint8))
-        part = zeros.view(tensor.dtype).view(shape)
-    else:
-        part = tensor.new_zeros(size(tensor.shape, kept))
+def _part(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
+    part = cut(tensor.detach(), kept)
+    if part.dim() in (4, 5) and tensor.stride(1) == 1 and not tensor.is_contiguous():
+        part = part.contiguous(memory_format=torch.channels_last if part.dim() == 4 else torch.channels_last_3d)
     return nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part
 
 

@@ -1,4 +1,4 @@
-"""What is always zero: now and at every step of training, or for a network that stays as it is.
+"""What is always zero: now and at every step of training.
 
 Each tensor has a *plane*: one where an element may be nonzero, zero where it is always zero. The rules below compute
 the planes of an operation's results. They use only sums and products of planes, chosen so that the derivative of a
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from .planes import compressed, contraction, lit, looked_up, move, product, settled, some
 
-__all__ = ["alive_as_it_is", "alive_in_training", "batch_norm_parts", "nonzero_only", "reduced", "scattered"]
+__all__ = ["alive_in_training", "batch_norm_parts", "nonzero_only", "reduced", "scattered"]
 
 
 def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -33,7 +33,7 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
 
     `leaves` are the model's parameters and buffers by name, pruned weights at zero.
     """
-    kernels = _read_as(tape, _kernel)
+    kernels = _kernels(tape)
     alive: dict[int, Tensor] = {}
     able: dict[int, Tensor] = {}  # where it can become nonzero: not what is masked, or a buffer that nothing writes to
     for number, name in tape.leaves.items():
@@ -56,22 +56,6 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
         alive = {number: plane | woken[number] for number, plane in alive.items()}
 
 
-def alive_as_it_is(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """For each tensor on the tape, where it may be nonzero as long as nothing is trained.
-
-    Of what is not masked only shifts (biases, running means) count as zero where they are: in the flow, gains and
-    weights that are zero everywhere count as ones.
-    """
-    kernels, shifts = _read_as(tape, _kernel), _read_as(tape, _shift)
-    alive: dict[int, Tensor] = {}
-    for number, name in tape.leaves.items():
-        if name in masks:
-            alive[number] = _anywhere(masks[name], number in kernels)
-        elif number in shifts and number not in tape.written:
-            alive[number] = leaves[name] != 0
-    return nonzero_only(tape, alive)
-
-
 def _anywhere(alive: Tensor, kernel: bool) -> Tensor:
     """Kernels of convolutions are told apart by channels only, which saves looking at every weight again and again."""
     if not kernel or alive.dim() <= 2:
@@ -79,20 +63,14 @@ def _anywhere(alive: Tensor, kernel: bool) -> Tensor:
     return alive.flatten(2).any(-1).reshape(*alive.shape[:2], *[1] * (alive.dim() - 2))
 
 
-def _read_as(tape: Tape, role: Callable[[Step], set[int | None]]) -> set[int]:
-    """Leaves that steps read in one role, and in no other."""
-    found = {(number, number in role(step)) for step in tape.steps for number in step.inputs}
+def _kernels(tape: Tape) -> set[int]:
+    """Leaves that steps read as the kernel of a convolution, and in no other role."""
+    found = {
+        (number, step.name == "convolution" and number == step.ref("weight"))
+        for step in tape.steps
+        for number in step.inputs
+    }
     return {number for number in tape.leaves if (number, True) in found and (number, False) not in found}
-
-
-def _kernel(step: Step) -> set[int | None]:
-    return {step.ref("weight")} if step.name == "convolution" else set()
-
-
-def _shift(step: Step) -> set[int | None]:
-    if step.name == "convolution" or step.name in aten.BATCH_NORMS:
-        return {step.ref("bias"), step.ref("running_mean")}
-    return {step.ref("self")} if step.name == "addmm" else set()
 
 
 @dataclass

@@ -23,7 +23,6 @@ from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of, tensors
 
 __all__ = ["FLAGS", "recording"]
 
-_CONVOLUTION = "aten::convolution"
 # Operations (torch tags most of them), and functions that no operation shows, by which values of tensors come into
 # Python, which may decide on them; the numbers that `nonzero` returns it counts.
 _READING = {"is_nonzero", "nonzero"}
@@ -48,9 +47,9 @@ def _overlap(one: _Place, other: _Place) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, tape: Tape, training: bool, hollow: bool = False, turned: bool = False) -> None:
+    def __init__(self, tape: Tape, training: bool, turned: bool = False) -> None:
         super().__init__()
-        self.tape, self.training, self.hollow, self.turned = tape, training, hollow, turned
+        self.tape, self.training, self.turned = tape, training, turned
         self.path: list[str] = [""]
         self.storages: dict[int, list[int]] = {}
         self.places: dict[int, _Place] = {}
@@ -91,7 +90,7 @@ class _Recorder(TorchDispatchMode):
                 named[argument.name] = argument.default_value
         by_name = pytree.tree_map(lambda leaf: Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf, named)
         read = [leaf.number for leaf in pytree.tree_leaves(by_name) if isinstance(leaf, Ref)]
-        result = _zeros(*args, **kwargs) if self.hollow and schema.name == _CONVOLUTION else func(*args, **kwargs)
+        result = func(*args, **kwargs)
         for argument in schema.arguments:
             written = named.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
@@ -187,27 +186,16 @@ class _Calls(TorchFunctionMode):
         return attribute._replace(path=path) if value == size else attribute
 
 
-def _zeros(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> Tensor:
-    """What a convolution returns, without its values: one of a single channel tells the size of the image."""
-    *plain, groups = how
-    image = torch.ops.aten.convolution(x[:1, :1], weight[:1, :1], None, *plain, 1)
-    transposed = plain[3]
-    return x.new_zeros(len(x), weight.shape[1] * groups if transposed else len(weight), *image.shape[2:])
-
-
 @contextlib.contextmanager
-def recording(
-    model: nn.Module, tape: Tape, training: bool, hollow: bool = False, turned: bool = False
-) -> Iterator[None]:
+def recording(model: nn.Module, tape: Tape, training: bool, turned: bool = False) -> Iterator[None]:
     """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
 
-    With `hollow`, convolutions, which take most of the time and on whose values models do not decide, return zeros.
     With `turned`, each truth value of a tensor that the code asks for is the other one.
 
     The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
     caller passes on as the model's outputs is recorded with `mark_outputs`.
     """
-    recorder = _Recorder(tape, training, hollow, turned)
+    recorder = _Recorder(tape, training, turned)
     known = {name: number for number, name in tape.leaves.items()}
     for name, tensor in tensors(model).items():
         number = known.get(name, len(tape.shapes))
