@@ -14,7 +14,7 @@ from synflow.engine.fast import FastEngine
 from synflow.engine.pass_hooks import FastPass
 from synflow.engine.scores import FactoredScores
 from synflow.engine.thresholds import EVERYTHING_ON, Thresholds
-from synflow.flow.measure import absolute, measure
+from synflow.flow.measure import Measurement, absolute, measure
 from synflow.network.private_copy import Network, open_network
 from synflow.pruning.engine import EngineSettings
 
@@ -31,7 +31,7 @@ def both(model: nn.Module, example: object) -> tuple[dict, dict]:
     for name, gradient in hooks.gradients.items():
         flow = 0.0 if gradient.flow is None else float(gradient.flow)
         assert flow == pytest.approx(float(held.scores[name].sum()), rel=1e-9, abs=1e-12)
-    return held.scores, FactoredScores(magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
+    return held.scores, FactoredScores(factored, magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
 
 
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
@@ -59,21 +59,20 @@ class Wide(nn.Module):
         return self.again(self.again(x).relu())  # used twice
 
 
-def factored_gradients(network: Network) -> dict[str, FactoredGradient]:
+def factored_gradients(network: Network) -> tuple[Measurement, dict[str, FactoredGradient]]:
     hooks = FastPass(Thresholds())
-    measure(network, hooks=hooks)
-    return hooks.gradients
+    return measure(network, hooks=hooks), hooks.gradients
 
 
 def test_thin_layers_hold_no_gradient() -> None:
     torch.manual_seed(0)
     model, example = Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64)
     network = open_network(model, example, select="*")
-    gradients = factored_gradients(network)
+    flow, gradients = factored_gradients(network)
     held = measure(network).scores
     assert {name for name, gradient in gradients.items() if gradient.dense is None} == set(held) - {"linear.bias"}
     assert len(gradients["again.weight"].uses) == 2
-    scores = FactoredScores(absolute(network, None), {}, gradients, Thresholds()).whole()
+    scores = FactoredScores(flow, absolute(network, None), {}, gradients, Thresholds()).whole()
     for name in ("first.weight", "linear.weight", "matrix", "again.weight"):
         torch.testing.assert_close(scores[name], held[name], rtol=1e-10, atol=0)
 
@@ -82,7 +81,7 @@ def test_thin_layers_hold_no_gradient() -> None:
 def test_single_positions(name: str) -> None:
     torch.manual_seed(1)
     network = open_network(Wide().double(), torch.ones(1, 24, 5, 5, dtype=torch.float64), select="*.weight")
-    gradient = factored_gradients(network)[name]
+    gradient = factored_gradients(network)[1][name]
     whole = torch.empty(gradient.rows, gradient.columns, dtype=torch.float64)
     gradient.block(gradient.factors(), 0, gradient.rows, whole)
     positions = torch.tensor([0, 7, gradient.shape.numel() - 1])

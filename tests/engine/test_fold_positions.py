@@ -28,7 +28,7 @@ def both(model: nn.Module, example: Tensor) -> int:
     hooks = FastPass(Thresholds(), network.constants)
     folded = measure(network, magnitudes=magnitudes, hooks=hooks)
     assert folded.log2 == pytest.approx(plain.log2, abs=1e-12)
-    scores = FactoredScores(magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
+    scores = FactoredScores(folded, magnitudes, {}, hooks.gradients, EVERYTHING_ON).whole()
     unit = 2.0 ** (folded.exponent - plain.exponent)
     for name, score in plain.scores.items():
         torch.testing.assert_close(scores[name] * unit, score, rtol=1e-10, atol=1e-12 * plain.value)

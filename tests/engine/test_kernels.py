@@ -15,13 +15,23 @@ from hypothesis import strategies as st
 import synflow
 from synflow.engine import candidate_passes
 from synflow.engine.factored_gradient import FactoredGradient, Use
-from synflow.engine.scores import FactoredScores
-from synflow.engine.select_lightest import lightest_weights, remove
+from synflow.engine.scores import FactoredScores, fill
+from synflow.engine.select_lightest import FastRemoval, lightest_weights
 from synflow.engine.thresholds import Thresholds
+from synflow.flow.measure import Measurement
 
 pytest.importorskip("numba", reason="the extra `fast` is not installed")
 
 from synflow.engine import kernels
+
+FLOW = Measurement(1.0, 0, {})
+
+
+def remove(removal: FastRemoval) -> None:
+    for name, places in removal.gone.items():
+        fill(removal.scores.magnitudes[name], places, 0.0)
+        if name in removal.scores.masks:
+            fill(removal.scores.masks[name], places, False)
 
 
 def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> FactoredScores:
@@ -47,7 +57,7 @@ def network(rng: np.random.Generator, dtype: torch.dtype, kinds: list[str]) -> F
             left, right = (part * (rng.random(part.shape) < rng.choice([0.3, 1.0])) for part in (left, right))
             gradient.uses.append(Use(torch.from_numpy(left).to(dtype), torch.from_numpy(right).to(dtype)))
         gradients[name] = gradient
-    return FactoredScores(magnitudes, {}, gradients, Thresholds())
+    return FactoredScores(FLOW, magnitudes, {}, gradients, Thresholds())
 
 
 KINDS = st.lists(
@@ -78,10 +88,10 @@ def test_light_weights_are_found(seed: int, kinds: list[str], dtype: torch.dtype
             values[places] = np.asarray(piece.values)
         return values
 
-    assert {piece.name for piece in (*expected.pieces, *found.pieces)} <= scored.magnitudes.keys()
+    assert {piece.name for piece in (*expected, *found)} <= scored.magnitudes.keys()
     rounding = 1e-5 if dtype == torch.float32 else 1e-12
     for name in scored.magnitudes:
-        wanted, got = listed(expected.pieces, name), listed(found.pieces, name)
+        wanted, got = listed(expected, name), listed(found, name)
         missed = np.isnan(wanted) != np.isnan(got)  # only what lies at the limit may differ, by rounding
         at_limit = np.where(np.isnan(wanted), got, wanted)[missed]
         assert (np.abs(at_limit - high * 1.0001) <= rounding * high).all()
@@ -96,7 +106,7 @@ def test_the_same_weights_go(seed: int, kinds: list[str], percent: int) -> None:
         scored = dataclasses.replace(network(np.random.default_rng(seed), torch.float64, kinds), loops=loops)
         total = sum(int(scored.kept(name).sum()) for name in scored.magnitudes)
         going = lightest_weights(scored, total, total * percent // 100)
-        remove(scored, going)
+        remove(going)
         return going, scored
 
     (slow, expected), (fast, found) = left(None), left(kernels)
@@ -132,8 +142,8 @@ def test_bounds_of_equal_columns_are_close() -> None:
 def test_negative_factors_have_no_bounds() -> None:
     shape = torch.Size([4, 4])
     gradient = FactoredGradient(shape, uses=[Use(torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), torch.ones(1, 4))])
-    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
-    (piece,) = candidate_passes.find_light(scored, 1.5, 0.1).pieces
+    scored = FactoredScores(FLOW, {"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
+    (piece,) = candidate_passes.find_light(scored, 1.5, 0.1)
     assert sorted(piece.values.tolist()) == [-1.0] * 4 + [1.0] * 4
 
 
@@ -142,8 +152,8 @@ def test_zeros_that_are_kept_are_found_by_their_masks() -> None:
     mask = torch.tensor([[True, True, False], [True, True, True]])
     ones = FactoredGradient(shape, uses=[Use(torch.ones(2, 1), torch.ones(1, 3))])
     weights = torch.tensor([[0.0, 5.0, 0.0], [1.0, 0.0, 2.0]])
-    scored = FactoredScores({"a": weights}, {"a": mask}, {"a": ones}, Thresholds(), loops=kernels)
-    remove(scored, lightest_weights(scored, 5, 3))
+    scored = FactoredScores(FLOW, {"a": weights}, {"a": mask}, {"a": ones}, Thresholds(), loops=kernels)
+    remove(lightest_weights(scored, 5, 3))
     assert mask.tolist() == [[False, True, False], [False, False, True]]
     assert weights.tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 2.0]]
 
@@ -159,8 +169,8 @@ def test_half_precision_goes_without(dtype: torch.dtype) -> None:
 def test_of_equals_the_last_ones_go() -> None:
     shape = torch.Size([37, 50])
     ones = FactoredGradient(shape, uses=[Use(torch.ones(37, 1), torch.ones(1, 50))])
-    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": ones}, Thresholds(), loops=kernels)
-    remove(scored, lightest_weights(scored, 1850, 123))
+    scored = FactoredScores(FLOW, {"a": torch.ones(shape)}, {}, {"a": ones}, Thresholds(), loops=kernels)
+    remove(lightest_weights(scored, 1850, 123))
     mask = scored.kept("a")
     assert mask.view(-1)[: 1850 - 123].all()
     assert not mask.view(-1)[1850 - 123 :].any()
@@ -169,7 +179,7 @@ def test_of_equals_the_last_ones_go() -> None:
 def test_scores_that_may_overflow_are_looked_at() -> None:
     shape = torch.Size([4, 4])
     gradient = FactoredGradient(shape, uses=[Use(torch.full((4, 1), 1e30), torch.full((1, 4), 1e30))])
-    scored = FactoredScores({"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
+    scored = FactoredScores(FLOW, {"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
     with pytest.raises(Exception, match="16 of 16 flow scores are not finite"):
         candidate_passes.find_light(scored, 1.0, 0.1)
 

@@ -39,7 +39,7 @@ def measured(network: Network, magnitudes: dict[str, Tensor]) -> Measured:
 
 def scores(found: Measured, magnitudes: dict[str, Tensor]) -> dict[str, Tensor]:
     """|w| dR/d|w|, relative to the flow."""
-    whole = FactoredScores(magnitudes, {}, found[1], Thresholds()).whole()
+    whole = FactoredScores(found[0], magnitudes, {}, found[1], Thresholds()).whole()
     return {name: score / found[0].value for name, score in whole.items()}
 
 

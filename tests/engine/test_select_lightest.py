@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from synflow.engine.factored_gradient import FactoredGradient
-from synflow.engine.scores import FactoredScores
-from synflow.engine.select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
+from synflow.engine.scores import FactoredScores, fill
+from synflow.engine.select_lightest import FastRemoval, lightest_weights
 from synflow.engine.thresholds import Thresholds
 from synflow.errors import SynflowError
+from synflow.flow.measure import Measurement
 
 
 def scored(
@@ -24,7 +25,13 @@ def scored(
     """Given scores, as magnitudes with a gradient of one."""
     ones = {name: FactoredGradient(s.shape, dense=torch.ones_like(s)) for name, s in scores.items()}
     kept = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if masks is None else masks
-    return FactoredScores(scores, kept, ones, thresholds or Thresholds())
+    return FactoredScores(Measurement(1.0, 0, {}), scores, kept, ones, thresholds or Thresholds())
+
+
+def remove(removal: FastRemoval) -> None:
+    for name, places in removal.gone.items():
+        fill(removal.scores.magnitudes[name], places, 0.0)
+        fill(removal.scores.masks[name], places, False)
 
 
 def by_sorting(scores: dict[str, Tensor], masks: dict[str, Tensor], number: int) -> set[tuple[str, int]]:
@@ -40,11 +47,11 @@ def by_sorting(scores: dict[str, Tensor], masks: dict[str, Tensor], number: int)
 
 def chosen(
     scores: dict[str, Tensor], masks: dict[str, Tensor], number: int, thresholds: Thresholds | None = None
-) -> tuple[Lightest, set[tuple[str, int]]]:
+) -> tuple[FastRemoval, set[tuple[str, int]]]:
     """What goes, by the masks and magnitudes that are left."""
     weights = scored({n: s.clone() for n, s in scores.items()}, {n: m.clone() for n, m in masks.items()}, thresholds)
     found = lightest_weights(weights, sum(int(mask.sum()) for mask in masks.values()), number)
-    remove(weights, found)
+    remove(found)
     gone = {name: masks[name] & ~weights.masks[name] for name in masks}
     for name in masks:
         stays = weights.masks[name]
@@ -74,10 +81,10 @@ def test_many_are_not_listed() -> None:
     scores = {"a": torch.rand(300, 200), "b": torch.rand(70, 90)}
     masks = {name: torch.rand_like(s) < 0.8 for name, s in scores.items()}
     found, gone = chosen(scores, masks, 30_000)
-    assert found.pieces is None
+    assert all(places.dtype == torch.bool for places in found.gone.values())
     assert gone == by_sorting(scores, masks, 30_000)
     found, _ = chosen(scores, masks, 3_000)
-    assert found.pieces is not None
+    assert sum(map(len, found.gone.values())) == 3_000
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -91,10 +98,12 @@ def test_what_goes_becomes_zero_and_nothing_else(dtype: torch.dtype, listed: boo
     for name, mask in masks.items():
         magnitudes[name].masked_fill_(~mask, 0.0)
     before, kept = {n: m.clone() for n, m in magnitudes.items()}, sum(int(m.sum()) for m in masks.values())
-    held = FactoredScores(magnitudes, masks, ones, Thresholds() if listed else Thresholds(list_most=0))
+    held = FactoredScores(
+        Measurement(1.0, 0, {}), magnitudes, masks, ones, Thresholds() if listed else Thresholds(list_most=0)
+    )
     found = lightest_weights(held, kept, 60)
-    assert (found.pieces is not None) == listed
-    remove(held, found)
+    assert all((places.dtype != torch.bool) == listed for places in found.gone.values())
+    remove(found)
     assert sum(int(mask.sum()) for mask in masks.values()) == kept - 60
     for name, mask in masks.items():
         torch.testing.assert_close(magnitudes[name], before[name] * mask, rtol=0, atol=0)
@@ -120,40 +129,16 @@ def test_scores_that_overflow_name_their_tensor() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_a_trial_leaves_the_weights_as_they_are(share: float) -> None:
-    """`masks_without` works on copies, and `total` weighs what the trial let go."""
+def test_what_is_found_is_weighed_and_leaves_the_weights_as_they_are(share: float) -> None:
     scores = {"a": torch.rand(40, 30), "b": torch.rand(50, 7)}
     weights = scored({n: s.clone() for n, s in scores.items()})
     number = int(share * 1550)
     found = lightest_weights(weights, 1550, number)
-    trial = masks_without(weights, found)
     assert all(bool(mask.all()) for mask in weights.masks.values())
     assert all(torch.equal(weights.magnitudes[n], scores[n]) for n in scores)
-    assert sum(int((~mask).sum()) for mask in trial.values()) == number
-    lost = sum(float(s[~trial[n]].double().sum()) for n, s in scores.items())
-    assert math.isclose(weights.total(trial), lost, rel_tol=1e-6)
-    assert weights.total(weights.masks) == 0.0
-    remove(weights, found)
-    assert all(torch.equal(weights.masks[n], trial[n]) for n in scores)
-
-
-@pytest.mark.parametrize("number", [1, 60, 190])
-@pytest.mark.parametrize("ties", [False, True])
-def test_what_was_taken_can_be_put_back(number: int, ties: bool) -> None:
-    """`put_back` leaves everything as it was, what was pruned before included."""
-    torch.manual_seed(0)
-    scores = {"a": torch.rand(40, 30) + 0.1, "b": torch.rand(50, 7) + 0.1}
-    if ties:
-        scores = {name: (s * 8).ceil() for name, s in scores.items()}
-    masks = {name: torch.rand(s.shape) < 0.99 for name, s in scores.items()}
-    magnitudes = {name: s * masks[name] for name, s in scores.items()}
-    trial = scored({n: s.clone() for n, s in magnitudes.items()}, {n: m.clone() for n, m in masks.items()})
-    total = sum(int(mask.sum()) for mask in masks.values())
-    found = lightest_weights(trial, total, number)
-    assert found.pieces is not None
-    remove(trial, found)
-    assert sum(int(mask.sum()) for mask in trial.masks.values()) == total - number
-    put_back(trial, found, lambda name, places: magnitudes[name].view(-1)[places])
-    for name in scores:
-        assert torch.equal(trial.masks[name], masks[name])
-        assert torch.equal(trial.magnitudes[name], magnitudes[name])
+    gone = {n: fill(torch.zeros_like(s, dtype=torch.bool), found.gone[n], True) for n, s in scores.items()}
+    assert sum(int(mask.sum()) for mask in gone.values()) == number
+    lost = sum(float(s[gone[n]].double().sum()) for n, s in scores.items())
+    assert math.isclose(found.total, lost, rel_tol=1e-6)
+    assert math.isclose(weights.total(found.gone), lost, rel_tol=1e-6)
+    assert weights.total({}) == 0.0

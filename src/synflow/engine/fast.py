@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -22,38 +20,9 @@ from .fallbacks import Fallbacks
 from .measuring import Measuring
 from .pass_hooks import FastPass, reads_half
 from .replay import Gradients
-from .scores import FactoredScores
-from .select_lightest import Lightest, lightest_weights, masks_without, put_back, remove
+from .scores import FactoredScores, fill
+from .select_lightest import FastRemoval, lightest_weights
 from .thresholds import current
-
-
-@dataclass(frozen=True)
-class FastScores:
-    """The scores of one step, multiplied out only when they are asked for."""
-
-    flow: Measurement
-    factored: FactoredScores
-
-    @cached_property
-    def layer_flows(self) -> Mapping[str, float]:
-        """The flow of each layer: the sum of its scores, before they are balanced."""
-        flows = {name: gradient.flow for name, gradient in self.factored.gradients.items()}
-        return {name: 0.0 if flow is None else float(flow) for name, flow in flows.items()}
-
-    def whole(self) -> dict[str, Tensor]:
-        """All scores, in the shapes of the weights."""
-        return self.factored.whole()
-
-
-@dataclass(frozen=True)
-class FastRemoval:
-    """The lightest weights, as found among the scores of one step; or, where masks were given, the masks that stay."""
-
-    number: int
-    total: float
-    scores: FastScores
-    lightest: Lightest | None = None
-    masks: Mapping[str, Tensor] | None = None
 
 
 class FastEngine:
@@ -79,7 +48,7 @@ class FastEngine:
             network, self.magnitudes, settings, self.thresholds, self._fallbacks, records, self._loops is not None
         )
         folded = self._measuring.try_to_fold()
-        self._last: FastScores | None = None if folded is None else self._scores(*folded)
+        self._last: FactoredScores | None = None if folded is None else self._scores(*folded)
         self._alive = frozenset(self.magnitudes)  # the layers that were last found alive
         self._starts_beside = False  # whether something beside the inputs was found to start a flow
 
@@ -94,7 +63,7 @@ class FastEngine:
         return self._fallbacks.reasons
 
     @without_autocast
-    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> FastScores:
+    def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> FactoredScores:
         """The flow of what is left, and its scores, which are not held."""
         if options != DEFAULT or not gradients:
             return self._scores(*self._measuring.anew(options, gradients))
@@ -103,17 +72,14 @@ class FastEngine:
         return self._last
 
     @without_autocast
-    def lightest(self, scores: FastScores, number: int, budget: float = math.inf) -> FastRemoval:
+    def lightest(self, scores: FactoredScores, number: int, budget: float = math.inf) -> FastRemoval:
         """The lightest weights, those that no flow passes first; later positions first among equals."""
-        found = lightest_weights(scores.factored, self.count, number, budget)
-        return FastRemoval(found.number, found.total, scores, found)
+        return lightest_weights(scores, self.count, number, budget)
 
     @without_autocast
-    def weigh(self, removal: FastRemoval, scores: FastScores) -> float:
+    def weigh(self, removal: FastRemoval, scores: FactoredScores) -> float:
         """The sum of other scores over a removal."""
-        if removal.lightest is None or scores is removal.scores:
-            return removal.total
-        return scores.factored.total(masks_without(removal.scores.factored, removal.lightest))
+        return removal.total if scores is removal.scores else scores.total(removal.gone)
 
     @without_autocast
     def leaves_a_path(self, removal: FastRemoval) -> bool:
@@ -128,29 +94,24 @@ class FastEngine:
     def remove(self, removal: FastRemoval) -> Callable[[], None]:
         """Remove weights; what is returned makes them again from the user's."""
         before, recording = (self.count, self._last, self._alive), self._measuring.recording
-        scores, found = removal.scores.factored, removal.lightest
-        if found is not None and found.pieces is not None:
-            remove(scores, found)
-            weights_back = partial(put_back, scores, found, self._magnitudes_at)
-        else:
-            weights_back = partial(self._make_again, self.masks())
-            if found is not None:
-                remove(scores, found)
-            else:
-                assert removal.masks is not None
-                self.keep_only(removal.masks)
-        self.count, self._last = before[0] - removal.number, None
+        for name, places in removal.gone.items():
+            fill(self.magnitudes[name], places, 0)
+            if name in self.kept_zeros:
+                fill(self.kept_zeros[name], places, False)
+        self.count, self._last = self.count - removal.number, None
 
         def undo() -> None:
-            weights_back()
+            for name, places in removal.gone.items():
+                self._put_back(name, places)
             self.count, self._last, self._alive = before
             self._measuring.weights_came_back(recording)
 
         return undo
 
-    def removal(self, masks: Mapping[str, Tensor], scores: FastScores) -> FastRemoval:
+    def removal(self, masks: Mapping[str, Tensor], scores: FactoredScores) -> FastRemoval:
         """The removal that leaves the given masks."""
-        return FastRemoval(self.count - count(masks), scores.factored.total(masks), scores, masks=dict(masks))
+        gone = {name: scores.kept(name).logical_and(masks[name].logical_not()) for name in self.magnitudes}
+        return FastRemoval(count(gone), scores.total(gone), scores, gone)
 
     @without_autocast
     def live_layers(self) -> frozenset[str]:
@@ -185,32 +146,29 @@ class FastEngine:
         zeros = self.kept_zeros
         return {name: zeros[name].clone() if name in zeros else size != 0 for name, size in self.magnitudes.items()}
 
-    def _make_again(self, masks: Mapping[str, Tensor]) -> None:
-        """Put back the weights that masks keep, made from the user's."""
-        for name, mask in masks.items():
-            fresh = absolute(self.network, masks, self.settings.power, half=self._half, only=[name])
-            self.magnitudes[name].copy_(fresh[name])
-            if name in self.kept_zeros:
-                self.kept_zeros[name].copy_(mask)
-
-    def _magnitudes_at(self, name: str, places: Tensor) -> Tensor:
-        """What the weights of some places were, pruned or not: made again from the user's."""
-        weight = self.network.weights[name].detach()
-        values = weight.reshape(-1)[places].to(self.magnitudes[name].dtype).abs()
+    def _put_back(self, name: str, places: Tensor) -> None:
+        """Make weights of one tensor again from the user's: at flat positions, or those of a mask."""
+        magnitude, weight = self.magnitudes[name], self.network.weights[name].detach()
+        if name in self.kept_zeros:
+            fill(self.kept_zeros[name], places, True)
+        if places.dtype == torch.bool:
+            fresh = absolute(self.network, None, self.settings.power, half=self._half, only=[name])[name]
+            magnitude.copy_(torch.where(places, fresh, magnitude))
+            return
+        values = weight.reshape(-1)[places.long()].to(magnitude.dtype).abs().pow_(self.settings.power)
         if not bool(values.any()) and not bool(weight.any()):
-            return torch.ones_like(values)  # a tensor that is zero everywhere counts as ones
-        return values.pow_(self.settings.power) if self.settings.power != 1 else values
+            values.fill_(1.0)  # a tensor that is zero everywhere counts as ones
+        magnitude.view(-1).index_copy_(0, places.long(), values)
 
-    def _scores(self, flow: Measurement, gradients: Gradients) -> FastScores:
+    def _scores(self, flow: Measurement, gradients: Gradients) -> FactoredScores:
         balanced, cuts = self.settings.balanced, self.settings.cuts
         roots = frozenset(self.magnitudes) - cuts if self.settings.spread and gradients else frozenset()
-        factored = FactoredScores(
-            self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, roots, {}, self._places,
-            self._bounds,
+        scores = FactoredScores(
+            flow, self.magnitudes, self.kept_zeros, gradients, self.thresholds, self._loops, roots,
+            places=self._places, bounds=self._bounds,
         )  # fmt: skip
-        scores = FastScores(flow, factored)
         if balanced:
-            factored.scales.update(balancing({**scores.layer_flows, **factored.root_sums()}, flow.value, cuts))
+            scores.scales.update(balancing({**scores.layer_flows, **scores.root_sums()}, flow.value, cuts))
         return scores
 
     def _keeps_zeros(self, name: str, mask: Tensor) -> bool:

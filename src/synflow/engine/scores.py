@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..flow.measure import not_finite
+from ..flow.measure import Measurement, not_finite
 from .factored_gradient import THIN, FactoredGradient, Factors
 from .thresholds import Thresholds
 
@@ -27,7 +27,7 @@ FEW = 16
 
 @dataclass(frozen=True)
 class FactoredScores:
-    """The scores of the kept weights of a network.
+    """The flow of one step, and the scores of the kept weights, multiplied out only when they are asked for.
 
     A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `masks`. `scales`
     multiplies the scores of whole tensors (one where a tensor is not named). `roots` are the tensors whose scores take
@@ -36,6 +36,7 @@ class FactoredScores:
     from step to step.
     """
 
+    flow: Measurement
     magnitudes: dict[str, Tensor]
     masks: dict[str, Tensor]
     gradients: dict[str, FactoredGradient]
@@ -47,6 +48,12 @@ class FactoredScores:
     bounds: dict[str, float] = field(default_factory=dict)
     _factors: dict[str, list[Factors]] = field(default_factory=dict)
     _pairs: dict[str, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
+
+    @cached_property
+    def layer_flows(self) -> Mapping[str, float]:
+        """The flow of each layer: the sum of its scores, before they are balanced."""
+        flows = {name: gradient.flow for name, gradient in self.gradients.items()}
+        return {name: 0.0 if flow is None else float(flow) for name, flow in flows.items()}
 
     @property
     def size(self) -> int:
@@ -62,7 +69,7 @@ class FactoredScores:
         return self.masks[name] if name in self.masks else self.magnitudes[name] != 0
 
     def whole(self) -> dict[str, Tensor]:
-        """All scores, held."""
+        """All scores, held, in the shapes of the weights."""
         scores = {}
         for name, magnitude in self.magnitudes.items():
             dtype = torch.float64 if magnitude.dtype == torch.float64 else torch.float32
@@ -95,14 +102,14 @@ class FactoredScores:
             flags = kept[start:stop].reshape(-1)
             yield start * kept.shape[1], flags if name in self.masks else flags != 0, block.view(-1)
 
-    def total(self, staying: Mapping[str, Tensor]) -> float:
-        """The sum of the scores of the kept weights that other masks do not keep."""
+    def total(self, places: Mapping[str, Tensor]) -> float:
+        """The sum of the scores at some places: flat positions, or a mask, of each tensor."""
         sums = []
-        for name in self.magnitudes:
-            stays = staying[name].reshape(-1)
-            for start, kept, block in self.kept_blocks(name):
-                gone = kept & ~stays[start : start + len(kept)]
-                sums.append(float(block[gone].sum(dtype=torch.float64)))
+        for name, some in places.items():
+            flags = fill(torch.zeros_like(self.magnitudes[name], dtype=torch.bool), some, True)
+            rows = flags.view(self.gradients[name].rows, -1)
+            for start, stop, block in self.blocks(name):
+                sums.append(float(block[rows[start:stop]].sum(dtype=torch.float64)))
         return math.fsum(sums)
 
     def root_sums(self) -> dict[str, float]:
@@ -189,12 +196,18 @@ class FactoredScores:
 
     def _still_kept(self, name: str, positions: Tensor) -> Tensor:
         there = (self.masks if name in self.masks else self.magnitudes)[name].reshape(-1)
-        if there.dtype == torch.bfloat16:
-            there = there.view(
-                torch.int16
-            )  # NumPy has no bfloat16; a number that is not negative is zero if its bits are
+        if there.dtype == torch.bfloat16:  # NumPy has none; a number that is not negative is zero if its bits are
+            there = there.view(torch.int16)
         flat = as_array(positions)
         return torch.from_numpy(flat[as_array(there)[flat] != 0]).to(positions.device)
+
+
+def fill(tensor: Tensor, places: Tensor, value: float) -> Tensor:
+    """Write a value at some places of a tensor: flat positions, or a mask."""
+    if places.dtype == torch.bool:
+        return tensor.masked_fill_(places, value)
+    tensor.view(-1).index_fill_(0, places.long(), value)
+    return tensor
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

@@ -1,47 +1,45 @@
 """The lightest weights of a network, exactly, without holding all scores.
 
 A sample of scores gives a limit below which a few more than the wanted number lie; one pass gathers what is below it;
-an exact selection among those few follows. Counts and gathered values add up over tensors, so over shards as well.
+an exact selection among those few follows. Where the wanted weights are too many to be listed, the pass marks those
+below a second limit and gathers only what lies between the two. Counts and gathered values add up over tensors, so over
+shards as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .candidate_passes import Found, Piece, at_edge, at_edge_of, clear, find_between, find_light, not_below
-from .scores import FactoredScores
+from .candidate_passes import Piece, find_between, find_light
+from .scores import FactoredScores, fill
 
 
 @dataclass(frozen=True)
-class Lightest:
-    """The lightest weights: all below the edge, and of those at the edge the `ties` that come last.
+class FastRemoval:
+    """Weights to remove: how many, what their `scores` sum to, and where they are.
 
-    `pieces` hold them, and some more; where they are many they are not held, but found again.
+    `gone` holds for each tensor that loses any their flat positions, or a mask of them where they are many.
     """
 
     number: int
     total: float
-    edge: float = -math.inf
-    ties: int = 0
-    pieces: list[Piece] | None = None
+    scores: FactoredScores
+    gone: dict[str, Tensor]
 
 
-NOTHING = Lightest(0, 0.0, pieces=[])
-
-
-def lightest_weights(scores: FactoredScores, total: int, number: int, budget: float = math.inf) -> Lightest:
+def lightest_weights(scores: FactoredScores, total: int, number: int, budget: float = math.inf) -> FastRemoval:
     """The `number` lightest of `total` kept weights, later positions first among equals.
 
     Fewer, where the scores of that many would sum to the budget or more.
     """
     if number == 0:
-        return NOTHING
+        return FastRemoval(0, 0.0, scores, {})
     sample = scores.sample(total)
     position = number / total * len(sample)
     if budget < math.inf:
@@ -54,90 +52,48 @@ def lightest_weights(scores: FactoredScores, total: int, number: int, budget: fl
         top, bottom = math.ceil(position + spread), math.floor(position - spread)
         high = float(sample[top]) if top < len(sample) else math.inf
         low = -math.inf if few or bottom < 0 else float(sample[bottom])
-        found = find_light(scores, high, position / max(len(sample), 1)) if few else find_between(scores, low, high)
-        values = np.concatenate([piece.values for piece in found.pieces])
-        gathered = found.below + len(values)
-        affordable = _affordable(found, values, budget)
+        pieces = find_light(scores, high, position / max(len(sample), 1)) if few else find_between(scores, low, high)
+        values = np.concatenate([piece.values for piece in pieces])
+        below, lighter = sum(piece.number for piece in pieces), math.fsum(piece.total for piece in pieces)
+        gathered = below + len(values)
+        affordable = below + _affordable(values, budget, lighter)
         wanted = min(number, affordable)
         enough = affordable < gathered or gathered >= number or high == math.inf
-        if enough and (wanted > found.below or low == -math.inf):
-            return _exactly(found, values, wanted, listed=few)
+        if enough and (wanted > below or low == -math.inf):
+            break
         spread *= 4
+    return _lightest(scores, pieces, values, wanted)
 
 
-def _affordable(found: Found, values: np.ndarray, budget: float) -> int:
-    """How many of the lightest weights that were found have scores that sum to less than the budget."""
+def _affordable(values: np.ndarray, budget: float, spent: float) -> int:
+    """How many scores, lightest first, sum to less than the budget, of which a part is spent."""
     if budget == math.inf:
-        return found.below + len(values)
+        return len(values)
     sums = np.cumsum(np.sort(values), dtype=np.float64)
-    sums += found.sum_below
-    return found.below + int(np.searchsorted(sums, budget))
+    sums += spent
+    return int(np.searchsorted(sums, budget))
 
 
-def _exactly(found: Found, everything: np.ndarray, number: int, listed: bool) -> Lightest:
-    """The lightest `number`; of equals at the edge the last ones go, so that earlier ones stay."""
+def _lightest(scores: FactoredScores, pieces: list[Piece], values: np.ndarray, number: int) -> FastRemoval:
+    """The lightest `number`, exactly; of equals at the edge the last ones go, so that earlier ones stay."""
     if number == 0:
-        return NOTHING
-    order = number - found.below
-    everything.partition(order - 1)
-    edge, going = everything[order - 1], everything[:order]
+        return FastRemoval(0, 0.0, scores, {})
+    order = number - sum(piece.number for piece in pieces)
+    values.partition(order - 1)
+    edge, going = values[order - 1], values[:order]
     ties = int(np.count_nonzero(going == edge))
-    total = math.fsum([found.sum_below, float(going.sum(dtype=np.float64))])
-    return Lightest(number, total, float(edge), ties, found.pieces if listed else None)
-
-
-def remove(scores: FactoredScores, going: Lightest) -> None:
-    """Take the lightest weights out of masks and magnitudes."""
-    _take_out(scores, going, scores.masks, scores.magnitudes)
-
-
-def masks_without(scores: FactoredScores, going: Lightest) -> dict[str, Tensor]:
-    """The masks after a removal, in tensors of their own."""
-    masks = {name: scores.kept(name).clone() for name in scores.magnitudes}
-    _take_out(scores, going, masks, {})
-    return masks
-
-
-def put_back(scores: FactoredScores, going: Lightest, magnitudes_at: Callable[[str, Tensor], Tensor]) -> None:
-    """Undo the removal of weights that are listed; `magnitudes_at` tells what was in some places of a tensor."""
-    for piece in going.pieces or []:
-        flat = scores.magnitudes[piece.name].view(-1)
-        here = torch.from_numpy(piece.places).long().to(flat.device)
-        if piece.name in scores.masks:
-            scores.masks[piece.name].view(-1).index_fill_(0, here, True)
-        flat.index_copy_(0, here, magnitudes_at(piece.name, here))
-
-
-def _take_out(scores: FactoredScores, going: Lightest, masks: dict[str, Tensor], magnitudes: dict[str, Tensor]) -> None:
-    if going.pieces is not None:
-        clear(going.pieces, going.edge, masks, magnitudes)
-    missing = going.ties
-    for name in reversed(scores.magnitudes):
-        flat = masks[name].view(-1) if name in masks else None
-        values = magnitudes[name].view(-1) if name in magnitudes else None
-        if going.pieces is not None:
-            if not missing:
-                break
-            last = at_edge_of(going.pieces, name, going.edge).to(scores.magnitudes[name].device)[-missing:]
-        else:
-            last = _clear_below(scores, name, going.edge, flat, values)
-            last = last[-missing:] if missing else last[:0]
-        missing -= len(last)
-        if flat is not None:
-            flat.index_fill_(0, last, False)
-        if values is not None:
-            values.index_fill_(0, last, 0.0)
-
-
-def _clear_below(scores: FactoredScores, name: str, edge: float, flat: Tensor | None, values: Tensor | None) -> Tensor:
-    """Take out what scores below the edge in one tensor, by making its scores again; where scores equal the edge."""
-    equal = []
-    for start, kept, block in scores.kept_blocks(name):
-        stop = start + len(kept)
-        equal.append(at_edge(block, kept, edge) + start)
-        stays = not_below(block, edge)
-        if flat is not None:
-            flat[start:stop].logical_and_(stays)
-        if values is not None:
-            values[start:stop].mul_(stays)
-    return torch.cat(equal)
+    total = math.fsum([*(piece.total for piece in pieces), float(going.sum(dtype=np.float64))])
+    by_name: dict[str, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        by_name[piece.name].append(piece)
+    gone = {}
+    for name in reversed(by_name):
+        own, below = by_name[name], by_name[name][0].below
+        equal = np.sort(np.concatenate([piece.places[piece.values == edge] for piece in own]))
+        last = equal[max(len(equal) - ties, 0) :]
+        ties -= len(last)
+        places = np.concatenate([*(piece.places[piece.values < edge] for piece in own), last])
+        gone[name] = torch.from_numpy(places).to(scores.magnitudes[name].device)
+        if below is not None:
+            gone[name] = fill(below, gone[name], True)
+    return FastRemoval(number, total, scores, gone)
