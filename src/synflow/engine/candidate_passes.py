@@ -19,8 +19,6 @@ from torch import Tensor
 from ..support.chunked import count_true, four_bytes_do
 from .scores import HUGE, FactoredScores, as_array
 
-# Fewer weights than this are searched by one thread: waking others takes longer.
-SHORT = 1 << 15
 # A thread searches this many weights before it takes the next ones, so that threads finish together.
 CHUNK = 1 << 19
 # Convolution kernels with more weights share one mean in the bounds of their scores.
@@ -48,9 +46,9 @@ def find_light(scores: FactoredScores, high: float, share: float) -> list[Piece]
     """Kept weights that score no more than `high`, about a share of all."""
     if scores.loops is None:
         return find_between(scores, -math.inf, high)
-    together, short = scores.loops.side_by_side, scores.size < SHORT
-    lists = together([partial(_tasks, scores, name, high, share) for name in scores.magnitudes], short)
-    found: list[Piece] = together([task for some in lists for task in some], short)
+    together = scores.loops.side_by_side
+    lists = together([partial(_tasks, scores, name, high, share) for name in scores.magnitudes])
+    found: list[Piece] = together([task for some in lists for task in some])
     return found
 
 

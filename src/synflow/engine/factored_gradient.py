@@ -78,6 +78,13 @@ class FactoredGradient:
         """Count the flow y dR/dy that leaves a use: the sum of the scores of its weights."""
         self.flow = flow if self.flow is None else self.flow + flow
 
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Count another use, whose gradient is a product; it stays one where that is smaller."""
+        if self.is_thin(len(right)):
+            self.uses.append(Use(left, right))
+        else:
+            self.add_dense(left @ right)
+
     def add_dense(self, gradient: Tensor) -> None:
         """Count another use, by its whole gradient."""
         gradient = gradient.reshape(self.shape)

@@ -104,18 +104,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
-        (x, weight), factors = ctx.saved_tensors, ctx.factors
+        x, weight = ctx.saved_tensors
         y, into = ctx.sent(), None
         if ctx.needs_input_grad[0] or y is None:
             into = times_transposed(gradient, weight) if ctx.input_first else times(gradient, weight)
-        factors.add_flow(_product(x, into) if y is None and into is not None else _product(gradient, y))
+        ctx.factors.add_flow(_passing(gradient, y, x, into))
         sent = gradient.detach().reshape(-1, gradient.shape[-1])
         seen = x.detach().reshape(-1, x.shape[-1])
         left, right = (seen, sent) if ctx.input_first else (sent, seen)
-        if factors.is_thin(len(sent)):
-            factors.uses.append(Use(left.t(), right))
-        else:
-            factors.add_dense(left.t() @ right)
+        ctx.factors.add_product(left.t(), right)
         return into, None, None, None
 
 
@@ -133,21 +130,21 @@ class _OnColumns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         (gradient,) = gradients
-        (columns, weight), factors = ctx.saved_tensors, ctx.factors
+        columns, weight = ctx.saved_tensors
         y, into = ctx.sent(), None
         if ctx.needs_input_grad[0] or y is None:
             into = times(gradient.t(), weight).t()
-        factors.add_flow(_product(columns, into) if y is None and into is not None else _product(gradient, y))
-        if factors.is_thin(columns.shape[1]):
-            factors.uses.append(Use(gradient.detach(), columns.detach().t()))
-        else:
-            factors.add_dense(gradient.detach() @ columns.detach().t())
+        ctx.factors.add_flow(_passing(gradient, y, columns, into))
+        ctx.factors.add_product(gradient.detach(), columns.detach().t())
         return into, None, None
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
-    """The flow that passes: y dR/dy, summed, or x dR/dx, which is the same."""
-    return (one.detach() * other.detach()).sum()
+def _passing(gradient: Tensor, y: Tensor | None, x: Tensor, into: Tensor | None) -> Tensor:
+    """The flow that passes: the sum of y dR/dy or, where y was written to, of x dR/dx, which is the same."""
+    if y is not None:
+        return (gradient.detach() * y.detach()).sum()
+    assert into is not None
+    return (x.detach() * into.detach()).sum()
 
 
 class _Convolution(torch.autograd.Function):
@@ -174,7 +171,7 @@ class _Convolution(torch.autograd.Function):
         into, whole, _ = torch.ops.aten.convolution_backward(
             gradient, x, weight.to(x.dtype), None, stride, padding, dilation, False, [0] * len(kernel), groups, wanted
         )
-        ctx.factors.add_flow(_product(gradient, y) if y is not None else _product(x, into))
+        ctx.factors.add_flow(_passing(gradient, y, x, into))
         if thin:
             seen, sent = x.detach(), gradient.detach().flatten(2).movedim(1, 0).flatten(1)
             ctx.factors.uses.append(Use(sent, seen, (kernel, stride, padding, dilation)))

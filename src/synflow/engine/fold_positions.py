@@ -47,24 +47,24 @@ def input_of_ones(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     return as_flow(torch.ones(*shape[:2], 1, 1, dtype=dtype, device=device), spread=memory[key])
 
 
-def unfolded(flow: Flow) -> Flow:
-    """The same flow at every position."""
-    assert flow.spread is not None
-    rows, columns = flow.spread
-    data = _picked(flow.as_subclass(Tensor), rows, columns)
-    return as_flow(data, flow.exponent, flow.degrees)
+def spread_of(item: Any) -> Spread | None:
+    """How a folded flow is spread; None for anything else."""
+    return item.spread if isinstance(item, Flow) else None
 
 
-def all_unfolded(tree: Any) -> Any:
-    """Nested arguments without folded flows."""
-    return mapped(lambda leaf: unfolded(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf, tree)
+def unfolded(item: Any) -> Any:
+    """The same flow at every position; what is not folded stays as it is."""
+    if (spread := spread_of(item)) is None:
+        return item
+    return as_flow(_picked(item.as_subclass(Tensor), *spread), item.exponent, item.degrees)
 
 
-def outline(flow: Flow) -> Tensor:
-    """A tensor without memory of its own that has the shape of the unfolded flow."""
-    assert flow.spread is not None
-    shape = (*flow.shape[:2], *(len(kinds) for kinds in flow.spread))
-    return torch.zeros((), dtype=flow.dtype, device=flow.device).expand(shape)
+def outline(item: Any) -> Any:
+    """In place of a folded flow, a tensor without memory of its own that has the shape of the unfolded one."""
+    if (spread := spread_of(item)) is None:
+        return item
+    shape = (*item.shape[:2], *(len(kinds) for kinds in spread))
+    return torch.zeros((), dtype=item.dtype, device=item.device).expand(shape)
 
 
 def operation(
@@ -79,10 +79,10 @@ def operation(
     if not any(flow.spread is not None for flow in flows((args, kwargs))):
         return NotImplemented
     if name in ABOUT or name == "__get__":
-        answer = function(*mapped(_outline_of, args), **mapped(_outline_of, kwargs))
+        answer = function(*mapped(outline, args), **mapped(outline, kwargs))
         if not isinstance(answer, Tensor) or name in ABOUT:
             return answer
-        return read_attribute(function, all_unfolded(args), kwargs)
+        return read_attribute(function, mapped(unfolded, args), kwargs)
     if name in RESHAPES_IN_PLACE:
         raise CannotServeError(f"{name} changes the shape of a folded image in place")
     name = ALIASES.get(name, name)
@@ -93,15 +93,11 @@ def operation(
         return rule(name, function, args, kwargs)
     how = None if has_user_rule(base) else folded(base, args, kwargs, memory)
     if how is None:
-        return rule(name, function, *all_unfolded((args, kwargs)))
+        return rule(name, function, *mapped(unfolded, (args, kwargs)))
     result = rule(base, getattr(torch, base, function) if base != name else function, how[0], how[1])
     if isinstance(result, Flow):
         result.spread = how[2]
     return result
-
-
-def _outline_of(leaf: Any) -> Any:
-    return outline(leaf) if isinstance(leaf, Flow) and leaf.spread is not None else leaf
 
 
 def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
@@ -110,13 +106,13 @@ def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dic
         return _convolution(args, kwargs, memory)
     if name in _POOLS:
         return _pooling(args, kwargs, memory)
-    if name == "batch_norm" and isinstance(args[0], Flow) and args[0].spread is not None:
-        return args, kwargs, args[0].spread
+    if name == "batch_norm" and (spread := spread_of(args[0])) is not None:
+        return args, kwargs, spread
     if name in ("add", "mul") and len(args) == 2 and not kwargs:
         return _joined(args, memory)
     if name == "cat" and args and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 1:
-        spread = all(isinstance(item, Flow) and item.spread is not None for item in args[0])
-        joined = _joined(tuple(args[0]), memory) if spread else None
+        every = all(spread_of(item) is not None for item in args[0])
+        joined = _joined(tuple(args[0]), memory) if every else None
         return None if joined is None else ((list(joined[0]), *args[1:]), kwargs, joined[2])
     return None
 
@@ -124,7 +120,7 @@ def folded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], memory: dic
 def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
     given = {**dict(zip(_CONVOLUTION_NAMES, args, strict=False)), **kwargs}
     x, weight = given["input"], given["weight"]
-    if not isinstance(x, Flow) or x.spread is None or isinstance(given.get("padding"), str):
+    if spread_of(x) is None or isinstance(given.get("padding"), str):
         return None
     kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (_pair(given.get(key, usual)) for key, usual in _USUAL.items())
@@ -137,7 +133,7 @@ def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any
 def _pooling(args: tuple[Any, ...], kwargs: dict[str, Any], memory: dict[Any, Any]) -> Folded | None:
     x = args[0]
     given = {**dict(zip(_POOL_NAMES, args[1:], strict=False)), **kwargs}
-    if len(args) > 4 or not isinstance(x, Flow) or x.spread is None:
+    if len(args) > 4 or spread_of(x) is None:
         return None
     unusual = {key: value for key, value in given.items() if key not in _POOL_NAMES}
     usual = {"dilation": 1, "ceil_mode": False, "return_indices": False, "count_include_pad": True}
@@ -220,15 +216,15 @@ def _kinds_at(kinds: np.ndarray, size: int, places: np.ndarray) -> np.ndarray:
 
 def _joined(items: tuple[Any, ...], memory: dict[Any, Any]) -> Folded | None:
     """Things that are added or multiplied, with kinds in common; numbers and single pixels go with any."""
-    spreads = [item.spread for item in items if isinstance(item, Flow) and item.spread is not None]
+    spreads = [spread for item in items if (spread := spread_of(item)) is not None]
     for item in items:
-        image = isinstance(item, Tensor) and not (isinstance(item, Flow) and item.spread is not None)
+        image = isinstance(item, Tensor) and spread_of(item) is None
         if image and item.dim() > 0 and (item.dim() != 4 or item.shape[2:] != (1, 1)):
             return None
     common, maps = _common(spreads, memory)
     given, result = iter(maps), []
     for item in items:
-        if isinstance(item, Flow) and item.spread is not None:
+        if spread_of(item) is not None:
             data, places = item.as_subclass(Tensor), next(given)
             if places is not None:
                 data = _picked(data, *places)

@@ -190,9 +190,9 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="synflow")
 
 
-def side_by_side(tasks: Sequence[Callable[[], Any]], short: bool = False) -> list[Any]:
-    """The results of compiled loops, run on as many threads as torch may use; on one if they are short."""
-    threads = 1 if short else min(torch.get_num_threads(), len(tasks))
+def side_by_side(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of compiled loops, run on as many threads as torch may use."""
+    threads = min(torch.get_num_threads(), len(tasks))
     if threads < 2:
         return [task() for task in tasks]
     results: list[Any] = [None] * len(tasks)

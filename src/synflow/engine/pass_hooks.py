@@ -88,7 +88,8 @@ class FastPass:
 
     def output(self, flow: Flow) -> Flow:
         """An output at every position."""
-        return flow if flow.spread is None else fold_positions.unfolded(flow)
+        whole: Flow = fold_positions.unfolded(flow)
+        return whole
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Take the gradient that autograd made for a weight."""

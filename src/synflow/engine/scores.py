@@ -55,11 +55,6 @@ class FactoredScores:
         flows = {name: gradient.flow for name, gradient in self.gradients.items()}
         return {name: 0.0 if flow is None else float(flow) for name, flow in flows.items()}
 
-    @property
-    def size(self) -> int:
-        """How many weights there are, kept or not."""
-        return sum(magnitude.numel() for magnitude in self.magnitudes.values())
-
     def scale(self, name: str) -> float:
         """The factor of one tensor's scores."""
         return self.scales.get(name, 1.0)
