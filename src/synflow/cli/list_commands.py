@@ -23,7 +23,7 @@ FAMILIES = (
     ("resnet50", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet101", "ResNet of bottlenecks, 256 to 2048 channels"),
     ("resnet*", "CIFAR ResNet of three stages, 16 to 64 channels"),
-    ("mobilenet*", "MobileNet: inverted residuals, depthwise convolutions, for small images"),
+    ("mobilenet*", "small MobileNet: inverted residuals, depthwise convolutions"),
     ("vit*", "small vision transformer, 6 blocks"),
     ("wide_resnet*", "ResNet with twice the channels inside its blocks"),
 )
