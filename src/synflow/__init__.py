@@ -1,4 +1,4 @@
-"""Prune neural networks before training, without data, with a proof that no layer collapses."""
+"""Prune neural networks before training, without data, with a proof that a path from input to output stays."""
 
 from __future__ import annotations
 
