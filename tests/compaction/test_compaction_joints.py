@@ -185,3 +185,24 @@ def test_a_shape_that_a_module_remembers_shrinks_with_what_it_shapes(tmp_path):
     again = load_compact(Shaped(), tmp_path / "small")
     assert again.part.bias_shape == (1, 2, 5)
     assert torch.equal(again(example), small(example))
+
+
+class Doubled(nn.Module):
+    """The factor of each pair of channels multiplies its channels too, so that a channel and its pair are one unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.scale = nn.Linear(3, 4, bias=False), nn.Parameter(torch.rand(2))
+        self.inner, self.last = nn.Linear(2, 3, bias=False), nn.Linear(6, 2, bias=False)
+        self.out = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        h = self.into(x)
+        pairs = self.inner(h.reshape(-1, 2, 2) * self.scale[:, None])
+        return self.out(h * torch.cat([self.scale, self.scale])), self.last(pairs.flatten(1))
+
+
+def test_a_channel_that_is_one_unit_with_its_own_pair_is_reported_once():
+    model = Doubled()
+    stayed = check(model, {"inner.weight": without(model, "inner.weight", 1, [0])}, X).compaction.stayed
+    assert {stay.reason for stay in stayed} == {"it is tied to units that stay"}

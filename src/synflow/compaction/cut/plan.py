@@ -90,11 +90,13 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict
     return changed
 
 
-def _why(units: Units, unit: int) -> str | None:
+def _why(units: Units, unit: int, above: frozenset[int] = frozenset()) -> str | None:
     """Why a unit stays; a whole stays because both its row (head, group) and its column (place in it) do."""
     reason = units.reasons.get(unit) or units.asides.get(unit)
     if reason is None:
-        reasons = [why for part in units.children.get(unit, ()) if (why := _why(units, part))]
+        above |= {unit}  # a whole may be one with its own row
+        parts = [part for part in units.children.get(unit, ()) if part not in above]
+        reasons = [why for part in parts if (why := _why(units, part, above))]
         reason = "; ".join(dict.fromkeys(reasons)) or None
     return reason
 
