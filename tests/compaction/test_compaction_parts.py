@@ -146,7 +146,7 @@ def test_units_become_one_and_keep_the_first_reason():
     a, b = units.fresh([3]), units.fresh([3])
     units.freeze(b[1:2], "because")
     units.unify(a, b)
-    assert units.roots(b).tolist() == a.tolist()
+    assert units.settle()[b].tolist() == a.tolist()
     assert units.reasons == {1: "because"}
     assert units.level(torch.stack([a, b]), [0]).shape == (1, 3)
 

@@ -1,8 +1,8 @@
 """The smaller network: units that cannot be noticed from outside are removed, outputs and training stay the same.
 
-The model runs once in each mode and is written down (`tape`); what is always zero is proved (`liveness`), dimensions
-that shrink together are found (`coupling`), the largest removable set of units is chosen (`removal`) and cut out
-(`surgery`); then both networks are compared in double precision (`verify`). `expand` is the way back.
+The model runs once in each mode and its operations are recorded (`record`); what is always zero and which dimensions
+shrink together give the largest removable set of units (`reason`); it is cut out (`cut`), and both networks are
+compared in double precision (`verify`). `expand` is the way back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from .cut.plan import kept_in_all
 from .cut.surgery import cut, paste, shrink, tensors
 from .result import Compaction, compaction_of
 from .trial import Trial
-
-__all__ = ["compact", "expand"]
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -30,8 +30,6 @@ from ..support.json_files import read_json
 from .cut.surgery import Kept, shrink, tensors
 from .result import Compaction, Stayed, compaction_of
 
-__all__ = ["FILES", "OURS", "load_compact", "save_compact"]
-
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
 _RECORD, _WEIGHTS, _MASKS = FILES = ("compaction.json", "weights.safetensors", "masks.safetensors")
@@ -136,7 +134,7 @@ def _fill(small: nn.Module, folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """The record, once it and the files that it belongs to are known to be whole."""
+    """The record, after a check that its files are there and undamaged."""
     path = folder / _RECORD
     folders.settle(folder, FILES)
     if not path.is_file():
@@ -148,7 +146,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or _WEIGHTS not in files:
         raise SynflowError(f"{path} is damaged: it does not list {_WEIGHTS}")
     for name, digest in files.items():
-        if name not in (_WEIGHTS, _MASKS):  # the names of a file from elsewhere lead nowhere else
+        if name not in (_WEIGHTS, _MASKS):  # a record from elsewhere must not lead to other files
             raise SynflowError(f"{path} is damaged: it speaks of a file {name!r}")
         if not (folder / name).is_file():
             raise SynflowError(f"{folder}: {name} is missing")
@@ -186,7 +184,7 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module, folde
 
 
 def _check_indices(kept: Kept, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Indices of a record from elsewhere: ascending and within the tensor, so that a part is no larger than it."""
+    """Refuse indices of a record from elsewhere that are not ascending, or outside of the tensor."""
     for name, dims in kept.items():
         for dim, indices in dims.items():
             size = shapes[name][dim]
@@ -203,7 +201,7 @@ def _check_indices(kept: Kept, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _check_attributes(compaction: Compaction, model: nn.Module) -> None:
-    """A record from elsewhere may change sizes that modules remember, and nothing else."""
+    """Refuse a record from elsewhere that changes anything but sizes that modules remember."""
     for path, values in compaction.attributes.items():
         module = model.get_submodule(path)
         for name, value in values.items():
@@ -212,7 +210,7 @@ def _check_attributes(compaction: Compaction, model: nn.Module) -> None:
 
 
 def _smaller(old: Any, new: Any) -> bool:
-    """Is this a size, or a shape, and the other one that it could have become?"""
+    """Whether the old value is a size, or a tuple of sizes, and the new one is no larger."""
     if type(old) is tuple and type(new) is tuple and old:  # one of several parts may be empty
         return len(old) == len(new) and all(
             type(n) is int and (n == 0 or _smaller(o, n)) for o, n in zip(old, new, strict=True)

@@ -11,9 +11,7 @@ from torch import nn
 
 from ..errors import SynflowError
 from ..masks.checks import some
-from .cut.surgery import Indices, size
-
-__all__ = ["Compaction", "Stayed", "compaction_of"]
+from .cut.surgery import Indices, cut
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Compaction:
     @property
     def removed(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """Dense and compact size of each dimension, for every tensor that shrank."""
-        small = {name: size(torch.Size(shape), self.kept[name]) for name, shape in self.shapes.items()}
+        small = {n: cut(torch.empty(shape, device="meta"), self.kept[n]).shape for n, shape in self.shapes.items()}
         return {name: tuple(zip(shape, small[name], strict=True)) for name, shape in self.shapes.items()}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Attempts at cutting a model, each of them checked; what fails the check is left out."""
+"""Attempts at cutting a model, until one passes the check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..support.private_torch import pytree
 from . import verify
 from .cut.attention import open_attentions
 from .cut.plan import kept_indices, remembered_sizes, stayed
-from .cut.surgery import Indices, shrink, tensors
+from .cut.surgery import Kept, shrink, tensors
 from .reason.coupling_rules import couple
 from .reason.liveness import alive_in_training
 from .reason.removal import WHOLE_HEADS, choose_units, dead_units, less_and_less
@@ -28,41 +27,39 @@ from .record.tape import Tape, mark_outputs, number_of, tensors_in
 from .result import Compaction
 from .verify import inputs_like, resized, shortened
 
-__all__ = ["Trial"]
-
 
 class Trial:
-    """One model under compaction: what was found out about it, and attempts at cutting it."""
+    """One model under compaction: what is known of it, and attempts at cutting it."""
 
     def __init__(self, masked: nn.Module, masks: Mapping[str, Tensor], example: Any) -> None:
         self.masks = {name: mask.cpu() for name, mask in masks.items()}
         self.notes: list[str] = []
         self.modes: tuple[str, ...] = ("eval", "train")
-        self.failure: Exception | None = None
-        self.seeds: dict[bool, int | None] = {False: 1, True: 2}  # of random inputs in eval and train mode
+        self.seeds: dict[bool, int | None] = {False: 1, True: 2}  # for random inputs, in eval and train mode
         self.tape, flexible = self.record(masked, example)
         self.coupling = couple(self.tape, flexible)
         self.alive = alive_in_training(self.tape, tensors(self.reference), self.masks)
 
     def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
-        """Run the model in both modes: in double precision and on a short batch, if it takes that."""
+        """Run the model in both modes, if possible in double precision and on a short batch."""
         problem: Exception | None = None
-        for dtype, self.example in product((torch.float64, torch.float32), (*shortened(example), example)):
-            self.reference = verify.double(copy.deepcopy(masked), dtype)
+        for self.dtype, self.example in product((torch.float64, torch.float32), (*shortened(example), example)):
+            self.reference = verify.double(copy.deepcopy(masked), self.dtype)
             work = copy.deepcopy(self.reference)
             flexible = open_attentions(work)
+            inputs = inputs_like(self.example, None, 1, self.dtype)
             try:
-                tape, outputs = _run(work, Tape(), inputs_like(self.example, None, 1, dtype), training=False)
-                if flexible:  # then what was recorded is not quite what the model itself does
+                tape, outputs = _run(work, Tape(), inputs, training=False)
+                if flexible:  # then the recorded operations are not quite those of the model itself
                     with torch.no_grad():
-                        verify.run(self.reference, inputs_like(self.example, None, 1, dtype), False)
+                        verify.run(self.reference, inputs, False)
             except Exception as cause:
                 problem = problem or cause
                 continue
-            if dtype is torch.float32:
+            if self.dtype is torch.float32:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
             self.refuse_nan(outputs)
-            tape = self.train(work, tape, dtype).used()
+            tape = self.train(work, tape).used()
             self.notes += [*_unused(work, tape), *_decided(tape), *sorted(tape.remarks)]
             return tape, flexible
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or "no tensors"
@@ -82,11 +79,11 @@ class Trial:
                 "empty row under weight_norm), keep a weight there or take the norm off before pruning"
             )
 
-    def train(self, work: nn.Module, tape: Tape, dtype: torch.dtype) -> Tape:
+    def train(self, work: nn.Module, tape: Tape) -> Tape:
         """The tape with a run in train mode on it, if the model runs there."""
         self.training_example = self.example
         for repeat in (1, 2):  # batch norm can't be trained on a single value
-            inputs = inputs_like(self.example, None, repeat, dtype)
+            inputs = inputs_like(self.example, None, repeat, self.dtype)
             try:
                 longer, _ = _run(work, tape, inputs, training=True)
                 self.training_example = inputs
@@ -98,33 +95,29 @@ class Trial:
         return tape
 
     def solve(self) -> Compaction:
-        """The largest plan that passes the check; units that stay for it are named, with the reason."""
+        """The largest cut that passes the check; units that stay for it are named, with the reason."""
+        failure: Exception | None = None
         for why, frozen in less_and_less(self.coupling, self.reference):
-            noted = self.failure is not None and why != WHOLE_HEADS
+            noted = failure is not None and why != WHOLE_HEADS
             if noted:
-                why = f"{why}, since the model fails the check without: {self.failure}"
-            plan = self.attempt(frozen, why)
-            if plan is not None:
-                return replace(plan, notes=(*plan.notes, why)) if noted else plan
-        raise SynflowError(f"the compact model is not the masked one: {self.failure}") from self.failure
+                why = f"{why}, since the model fails the check without: {failure}"
+            gone = choose_units(self.coupling, self.alive, frozen, why)
+            kept, shapes = kept_indices(self.coupling, gone)
+            attributes = remembered_sizes(self.reference, self.coupling, gone)
+            small = copy.deepcopy(self.reference)
+            try:
+                shrink(small, kept, attributes)
+                worst = self.check(small, kept)
+            except Exception as cause:
+                failure = cause
+                continue
+            left = stayed(self.coupling, gone, dead_units(self.coupling, self.alive, gone))
+            dense, compact = (sum(p.numel() for p in model.parameters()) for model in (self.reference, small))
+            notes = (*self.notes, why) if noted else tuple(self.notes)
+            return Compaction(kept, shapes, attributes, (dense, compact), left, notes, worst, self.modes)
+        raise SynflowError(f"the compact model is not the masked one: {failure}") from failure
 
-    def attempt(self, frozen: set[int], why: str) -> Compaction | None:
-        """Cut and compare; None, with the cause in `failure`, if that does not work out."""
-        gone = choose_units(self.coupling, self.alive, frozen, why)
-        kept, shapes = kept_indices(self.coupling, gone)
-        attributes = remembered_sizes(self.reference, self.coupling, gone)
-        small = copy.deepcopy(self.reference)
-        try:
-            shrink(small, kept, attributes)
-            worst = self.check(small, kept)
-        except Exception as cause:
-            self.failure = cause
-            return None
-        left = stayed(self.coupling, gone, dead_units(self.coupling, self.alive, gone))
-        dense, compact = (sum(p.numel() for p in model.parameters()) for model in (self.reference, small))
-        return Compaction(kept, shapes, attributes, (dense, compact), left, tuple(self.notes), worst, self.modes)
-
-    def check(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> float:
+    def check(self, small: nn.Module, kept: Kept) -> float:
         """Compare on random inputs in eval mode, in train mode with gradients, and at other sizes."""
         if not kept:
             return 0.0
@@ -140,7 +133,7 @@ class Trial:
                 raise verify.DifferenceError(f"{cause}, for inputs of shape {shapes}") from cause
         return worst
 
-    def check_mode(self, small: nn.Module, kept: Mapping[str, Mapping[int, Indices]], training: bool) -> float:
+    def check_mode(self, small: nn.Module, kept: Kept, training: bool) -> float:
         """Compare in one of the two modes: on random inputs, or on the example where those give no numbers."""
         inputs = inputs_like(self.training_example if training else self.example, self.seeds[training], 1, self.dtype)
         try:  # on copies: training writes to running statistics
@@ -157,7 +150,7 @@ class Trial:
 
     @functools.cached_property
     def elsewhere(self) -> tuple[Any, bool, list[Tensor]] | None:
-        """Inputs of another size that the masked model takes, whether in a plain call, and its outputs for them."""
+        """Inputs of another size that the masked model takes, whether in a plain call, and its outputs."""
         for other in resized(self.example):
             found = None
             inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, 1, self.dtype)
@@ -171,16 +164,12 @@ class Trial:
                 return found
         return None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return next((p.dtype for p in self.reference.parameters()), torch.float64)
-
 
 def _run(work: nn.Module, tape: Tape, inputs: Any, training: bool) -> tuple[Tape, list[Tensor]]:
     """The tape with one more run on it, and what the model returned.
 
-    Where the code looks at a single truth value, a copy of the model runs with the other one. If nothing else differs,
-    neither operations nor what modules are called with, return and remember, then it decides nothing: it warns, say.
+    Where the code reads a single truth value, a copy of the model runs with the opposite one. If operations and what
+    modules are called with, return and remember stay the same, then the value decides nothing (a warning, say).
     """
 
     def recorded(model: nn.Module, turned: bool) -> tuple[Tape, list[Tensor], list[Any]]:

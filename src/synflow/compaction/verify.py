@@ -1,6 +1,4 @@
-"""Two models that should do the same, compared in double precision: outputs, statistics and gradients.
-
-They run on inputs like the example: in double precision, random, fewer, of other sizes."""
+"""Two models compared in double precision, on inputs like the example: outputs, statistics and gradients."""
 
 from __future__ import annotations
 
@@ -21,16 +19,11 @@ from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
 from .record.tape import never_zero, tensors_in
 
-__all__ = ["DifferenceError", "NotANumberError", "compare", "compare_outputs", "double", "first_not_a_number",
-           "inputs_like", "resized", "run", "shortened"]  # fmt: skip
-
-# How far outputs and gradients may differ, relative to their size. Double precision is the rule; single is for models
-# with operations that have no other.
+# How far outputs and gradients may differ, relative to their size; single precision is for models without double.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
-SMALLEST = 1e-4  # sizes below count as this: rounding errors of larger numbers that cancel are no difference
-LARGE = 100_000  # numbers in an example, from which on no longer one is tried
+SMALLEST = 1e-4  # smaller sizes count as this, since larger numbers that cancel leave rounding errors
+LARGE = 100_000  # an example of more numbers is not tried with longer sequences and images
 _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout}
-# These put another number than zero in the place of what they drop.
 _ALPHA = "alpha dropout makes other numbers of zeros in training, so units that are zero before it stay"
 _ALPHA_DROPOUTS = {F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout}
 _NARROW = {torch.float32, torch.float16, torch.bfloat16}
@@ -85,9 +78,9 @@ def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0, plain: bool = False) -> Any:
-    """Call a model in one of the two modes, with random numbers of its own.
+    """Call a model in one of the two modes, from a seed.
 
-    Where a `plain` call does not take over precision and dropout, torch may take other ways: its fused layers.
+    A `plain` call leaves precision and dropout to the model, so that torch may use its fused layers.
     """
     args, kwargs = arguments(inputs)
     model.train(training)
@@ -134,8 +127,8 @@ def compare(
             _close(f"the gradient of {name}", survived, own, gradient_tolerance)
         except DifferenceError:
             if wobble is None:
-                # Where activations are constant, norms blow rounding errors up to any size: such gradients need not
-                # agree. How much do they change by the last bits of the weights?
+                # Norms of constant activations magnify rounding errors to any size, so gradients need only agree as
+                # far as they do when the last bits of the weights change.
                 shaken = _shaken(reference, statistics)
                 others = _gradients(shaken, tensors_in(run(shaken, inputs, training)), masks)
                 wobble = max(float((others[other] - whole).abs().max()) for other, whole in wholes.items())
@@ -201,7 +194,7 @@ def _close(what: str, expected: Tensor, got: Tensor, tolerance: float) -> float:
 
 
 def first_not_a_number(model: nn.Module, inputs: Any) -> str:
-    """The first module that returns NaN in eval mode; the model, a copy of one's own, keeps the hooks."""
+    """The first module that returns NaN in eval mode; the model, a private copy, keeps the hooks."""
     found: list[str] = []
 
     def note(path: str, _module: nn.Module, _inputs: Any, result: Any) -> None:
@@ -234,7 +227,7 @@ def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dt
 
 
 def shortened(example: Any) -> list[Any]:
-    """The first two of a batch, if all tensors have one length: they tell as much as all."""
+    """The first two of a longer batch, if all tensors have the same length: they show as much as all."""
     lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(example)}
     if len(lengths) != 1 or lengths.pop() <= 2:
         return []

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from ...errors import SynflowError
 
-__all__ = ["CompactAttention", "Indices", "open_attentions"]
-
 # Indices kept along a dimension; where they differ between the groups of a convolution, one list per group.
 Indices = list[int] | list[list[int]]
 
 
 class UnknownWeights(Tensor):
-    """Stands for attention weights where heads are gone; whoever reads it is told."""
+    """Stands for the weights of an attention that has lost heads: reading it raises an error."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -31,9 +29,9 @@ class UnknownWeights(Tensor):
 class CompactAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` with fewer heads, or fewer value channels in each: the same parameters, only smaller.
 
-    `nn.MultiheadAttention` takes the width of the model as the number of heads times their size, so a head can't go
-    alone. Here `num_heads`, `head_dim` and `value_dim` are free. `kept_heads` are the heads of the dense attention that
-    are left of `dense_heads`: masks may have one part per dense head.
+    `nn.MultiheadAttention` needs heads that fill the width of the model, so no head can be removed alone. Here
+    `num_heads`, `head_dim` and `value_dim` are free. `kept_heads` of the `dense_heads` remain: masks of attention may
+    have one part per dense head.
     """
 
     value_dim: int
@@ -42,7 +40,7 @@ class CompactAttention(nn.MultiheadAttention):
 
     @staticmethod
     def fits(module: nn.MultiheadAttention) -> bool:
-        """Can this module be seen so? Extra keys and values (`bias_k`, `add_zero_attn`) are left alone."""
+        """Whether a compact attention does the same: it knows no extra keys (`bias_k`, `add_zero_attn`)."""
         return (
             type(module).forward in (nn.MultiheadAttention.forward, CompactAttention.forward)
             and module.bias_k is None
@@ -51,19 +49,19 @@ class CompactAttention(nn.MultiheadAttention):
 
     @staticmethod
     def convert(module: nn.MultiheadAttention) -> CompactAttention:
-        """Make an attention a compact one, in place; nothing is cut yet."""
+        """Turn an attention into a compact one of the same sizes, in place."""
         if isinstance(module, CompactAttention):
             return module
         module.__class__ = CompactAttention
         assert isinstance(module, CompactAttention)
         module.value_dim = module.head_dim
         module.dense_heads, module.kept_heads = module.num_heads, list(range(module.num_heads))
-        # PyTorch's fused encoder layer, which knows nothing of sizes of our own, asks for this before it takes over.
+        # PyTorch uses its fused encoder layer, which takes the usual sizes for granted, only where this is true.
         module._qkv_same_embed_dim = False
         return module
 
     def resize(self, kept: Mapping[str, Mapping[int, Indices]]) -> None:
-        """Take over the sizes of the weights, of which these indices were kept."""
+        """Take the sizes from the weights, which were cut to these indices."""
         width = self.num_heads * self.head_dim
         fused = self.in_proj_weight is not None
         every = list(range(2 * width + self.num_heads * self.value_dim if fused else width))
@@ -88,9 +86,9 @@ class CompactAttention(nn.MultiheadAttention):
         if query.is_nested:
             return self._nested(query), None
         if is_causal and key_padding_mask is None and not need_weights:
-            attn_mask = None  # a hint that torch takes in place of the mask
+            attn_mask = None  # torch takes the hint in place of the mask
         gone = need_weights and len(self.kept_heads) < self.dense_heads
-        need_weights = need_weights and not gone  # of heads that are gone they are not known
+        need_weights = need_weights and not gone
         batched = query.dim() == 3
         if not batched:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -143,7 +141,7 @@ class CompactAttention(nn.MultiheadAttention):
     def _bias(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, causal: bool
     ) -> Tensor | None:
-        """What is added to the products of queries and keys: minus infinity where a position may not be seen."""
+        """What is added to the products of queries and keys: minus infinity where a position is masked."""
         bias: Tensor | None = None
         if causal:
             attn_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
@@ -160,7 +158,7 @@ class CompactAttention(nn.MultiheadAttention):
 
 
 def open_attentions(model: nn.Module) -> frozenset[str]:
-    """Have every attention do its work in operations that can be followed; the paths of those modules."""
+    """Turn every attention into a compact one, whose operations can be followed; returns the paths of these modules."""
     found = []
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention) and CompactAttention.fits(module):

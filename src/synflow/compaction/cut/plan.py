@@ -1,4 +1,4 @@
-"""From the units that go to what is cut: indices to keep, sizes to remember, and a list of what stayed."""
+"""What removing units means for the model: indices to keep, new sizes of modules, and dead units that stay."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from ..record.attributes import Attribute
 from ..result import Stayed
 from .surgery import Indices, cut
 
-__all__ = ["kept_in_all", "kept_indices", "remembered_sizes", "stayed"]
-
 
 def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:
-    """Indices to keep, for every parameter and buffer that loses any, and their dense shapes."""
+    """Indices to keep for every parameter and buffer that loses some, and their dense shapes."""
     kept: dict[str, dict[int, Indices]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for number, name in coupling.tape.leaves.items():
@@ -38,7 +36,7 @@ def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, 
 
 
 def _per_group(lines: list[list[int]]) -> Indices:
-    """Lists that are the same for all rows of a group are written once per group, or once if there is only one."""
+    """One list per group of rows that share it; a single list if all rows share it."""
     count, size = len(lines), len(lines)
     while count % size or any(lines[i] != lines[i - i % size] for i in range(count)):
         size -= 1
@@ -63,10 +61,9 @@ def kept_in_all(
 
 
 def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict[str, dict[str, Any]]:
-    """Sizes that modules remember, such as the number of heads, where they have changed, by path and name.
+    """Sizes that modules remember, such as a number of heads, where they change, by path and name.
 
-    An attribute is a size where the tape shows that it is one: it gives a dimension its size, the same one wherever
-    it does, and is used for nothing else.
+    An attribute counts as a size where the tape shows that it only gives dimensions their size, always the same one.
     """
     tape = coupling.tape
     found: dict[Attribute, set[int]] = {}
@@ -75,7 +72,7 @@ def remembered_sizes(model: nn.Module, coupling: Coupling, gone: Tensor) -> dict
             ids = coupling.axes[number][dim]
             if ids is None:
                 left = tape.shapes[number][dim]
-            else:  # in a line that is not gone as a whole
+            else:  # the most in a line, since some lines are gone as a whole
                 left = int((~gone[ids.movedim(dim, -1).reshape(-1, ids.shape[dim])]).sum(1).max())
             found.setdefault(attribute, set()).add(left)
     changed: dict[str, dict[str, Any]] = {}

@@ -13,7 +13,7 @@ from ...support.private_torch import ConvNd, NormBase
 from ..record.tape import tensors
 from .attention import CompactAttention, Indices
 
-__all__ = ["Indices", "Kept", "cut", "paste", "shrink", "size", "tensors"]
+__all__ = ["Indices", "Kept", "cut", "paste", "shrink", "tensors"]
 
 Kept = Mapping[str, Mapping[int, Indices]]
 
@@ -53,18 +53,6 @@ def paste(part: Tensor, whole: Tensor, kept: Mapping[int, Indices]) -> Tensor:
     return flat.reshape(whole.shape)
 
 
-def size(whole: torch.Size, kept: Mapping[int, Indices]) -> torch.Size:
-    """The shape of the part that is kept.
-
-    >>> size(torch.Size([2, 3]), {1: [0, 2]})
-    torch.Size([2, 2])
-    """
-    sizes = list(whole)
-    for dim, indices in kept.items():
-        sizes[dim] = len(indices[0]) if indices and isinstance(indices[0], list) else len(indices)
-    return torch.Size(sizes)
-
-
 def shrink(model: nn.Module, kept: Kept, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Cut a model in place, and set the attributes given by module path."""
     names = {id(tensor): name for name, tensor in tensors(model).items() if name in kept}
@@ -99,7 +87,7 @@ def _part(tensor: Tensor, kept: Mapping[int, Indices]) -> Tensor:
 
 
 def _remember(module: nn.Module, kept: Mapping[str, Mapping[int, Indices]]) -> None:
-    """Bring the sizes a module remembers in line with its weights."""
+    """Set the sizes that a module remembers to those of its weights."""
     any_module: Any = module
     if isinstance(module, ConvNd):
         transposed = module.transposed

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..record.tape import Tape
-from .planes import Contraction
+from ..record.tape import Step, Tape
+from .planes import Contraction, contraction
 from .units import Axes, Units
-
-__all__ = ["Coupling", "UnfollowedError", "beside", "convolution", "held", "levelled", "lifted", "matrix_product"]
 
 
 class UnfollowedError(Exception):
@@ -43,9 +41,14 @@ class Coupling:
     def of(self, number: int) -> Axes:
         """The axes of a tensor; new units for a parameter or buffer, fixed sizes for an unknown tensor."""
         if number not in self.axes:
-            shape, free = self.tape.shapes[number], self.is_free(number)
-            self.axes[number] = [self.vector(size, dim, len(shape)) if free else None for dim, size in enumerate(shape)]
+            self.axes[number] = self.new(number) if self.is_free(number) else [None] * len(self.tape.shapes[number])
         return self.axes[number]
+
+    def new(self, number: int) -> Axes:
+        """New units for each dimension of a tensor; a dimension of size one can't shrink."""
+        sizes = self.tape.shapes[number]
+        shapes = [[size if d == dim else 1 for d in range(len(sizes))] for dim, size in enumerate(sizes)]
+        return [self.units.fresh(shape) if size > 1 else None for size, shape in zip(sizes, shapes, strict=True)]
 
     def adopt(self, number: int, dim: int, ids: Tensor | None) -> Tensor | None:
         """The units of a dimension; a parameter that has none yet takes those it meets, which saves work."""
@@ -59,10 +62,6 @@ class Coupling:
         """Is this a parameter or buffer that can be cut? Tables of whole numbers hold sizes and places, not values."""
         tape = self.tape
         return number in tape.leaves and number not in tape.written and number not in tape.whole
-
-    def vector(self, size: int, dim: int, rank: int) -> Tensor | None:
-        """New units along one dimension; a dimension of size one can't shrink."""
-        return None if size <= 1 else self.units.fresh([size if d == dim else 1 for d in range(rank)])
 
     def fixed(self, size: int, dim: int, rank: int, reason: str) -> Tensor:
         """New units along one dimension that always stay."""
@@ -134,14 +133,15 @@ def _summed(c: Coupling, p: Contraction, first: Tensor | None, second: Tensor | 
     return k
 
 
-def matrix_product(c: Coupling, p: Contraction, attention: bool = False) -> None:
+def matrix_product(c: Coupling, step: Step) -> None:
     """(m, k) times (k, n), or a batch of them; queries may be learnt, and still keep their size in an attention."""
+    p = contraction(step, c.tape)
     rank, size = len(p.shapes[0]), p.shapes[0][-1]
     x, y = (levelled(c, c.of(number), [rank - 2, rank - 1]) for number in (p.x, p.y))
     if size > 1:
         taken, given = (None if ids is None else ids.reshape(-1, size) for ids in (x[-1], y[-2]))
         k = _summed(c, p, taken, given, "it is multiplied with a matrix of fixed size")
-        if (attention and rank == 3) or (p.x not in c.weights and p.y not in c.weights):
+        if (step.module in c.flexible and rank == 3) or (p.x not in c.weights and p.y not in c.weights):
             c.units.freeze(k, "products of activations are scaled by its size")
     out: Axes = [None] * rank
     if rank == 3 and p.shapes[0][0] > 1:
@@ -155,8 +155,9 @@ def matrix_product(c: Coupling, p: Contraction, attention: bool = False) -> None
     c.axes[p.out] = out
 
 
-def convolution(c: Coupling, p: Contraction) -> None:
+def convolution(c: Coupling, step: Step) -> None:
     """Plain, grouped, transposed."""
+    p = contraction(step, c.tape)
     x = held(c, p.x, range(2, len(p.shapes[0])), "it is convolved over")
     channels = None if x[1] is None else c.units.level(x[1], [0]).reshape(-1)
     if p.groups > 1:

@@ -1,8 +1,8 @@
 """Which dimensions shrink together: the rules that give each tensor on a tape the units of its axes.
 
 A rule says what the axes of an operation's results are and which units become one. Where an operation depends on the
-size of a dimension, or mixes along it, its units are frozen with the reason. Operations without a rule freeze what they
-touch, so the worst that an unknown operation does is to keep things as they are.
+size of a dimension, or mixes along it, its units are frozen with the reason. Operations without a rule freeze all units
+that they touch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from .coupling import Coupling, UnfollowedError, beside, convolution, held, levelled, matrix_product
 from .liveness import batch_norm_parts, reduced, scattered
-from .planes import compressed, contraction, looked_up, move
+from .planes import compressed, looked_up, move
 from .units import Axes, factor, gather, shrunk, spread
-
-__all__ = ["couple"]
 
 
 def couple(tape: Tape, flexible: frozenset[str] = frozenset()) -> Coupling:
@@ -56,17 +54,10 @@ def _not_followed(coupling: Coupling, step: Step) -> str | None:
         rule(coupling, step)
     except UnfollowedError as form:
         return f"{missing} with {form}"
-    # Whatever a rule stumbles over, the model is not refused for it.
+    # A model is not refused because a rule fails.
     except Exception as cause:
         return f"{missing} that can deal with this ({type(cause).__name__}: {cause})"
     return None
-
-
-def _product(c: Coupling, step: Step) -> None:
-    if step.name == "convolution":
-        convolution(c, contraction(step, c.tape))
-    else:
-        matrix_product(c, contraction(step, c.tape), attention=step.module in c.flexible)
 
 
 def _elementwise(c: Coupling, step: Step) -> None:
@@ -76,8 +67,7 @@ def _elementwise(c: Coupling, step: Step) -> None:
 
 def _factory(c: Coupling, step: Step) -> None:
     """A new tensor takes its size from somewhere, so its dimensions may shrink with those they meet."""
-    shape = c.tape.shapes[step.outputs[0]]
-    c.axes[step.outputs[0]] = [c.vector(size, dim, len(shape)) for dim, size in enumerate(shape)]
+    c.axes[step.outputs[0]] = c.new(step.outputs[0])
 
 
 def _mixed(c: Coupling, step: Step) -> None:
@@ -174,7 +164,7 @@ def _merged(
 
 
 def _viewed(c: Coupling, step: Step, order: Sequence[int | None]) -> None:
-    """The step itself, done to units: `order` is the dimension from which each of the result's comes."""
+    """Apply the step to units; `order` gives, for each dimension of the results, the one that it comes from."""
     moved = [None if ids is None else move(step, c.tape, [ids]) for ids in c.of(step.inputs[0])]
     for place, number in enumerate(step.outputs):
         axes: Axes = []
@@ -201,14 +191,14 @@ def _expand(c: Coupling, step: Step) -> None:
 
 
 def _parts(c: Coupling, step: Step) -> None:
-    """Stretches of a dimension: cut at fixed places it can't shrink, cut in equal parts it can, evenly."""
+    """A part of a dimension: one cut at fixed places can't shrink, one cut into equal parts can, evenly."""
     shape = c.tape.shapes[step.inputs[0]]
     dim, drop = step.args["dim"] % len(shape), step.name in ("select", "unbind")
     places = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
     sizes = [piece.numel() for piece in step.redo([places])]
     ids = c.of(step.inputs[0])[dim]
     if ids is not None and sizes[0] != shape[dim] and step.module not in c.flexible:
-        listed = "with_sizes" in step.name  # a list of sizes, unlike a number of parts, does not follow by itself
+        listed = "with_sizes" in step.name  # unlike a number of parts, a list of sizes does not adapt by itself
         if listed and all((number, dim) in c.tape.sizes for number in step.outputs):
             pass  # but these are attributes, which can be changed
         elif drop or listed or step.name == "slice" or len(set(sizes)) > 1:
@@ -267,7 +257,8 @@ def _look_up(c: Coupling, step: Step) -> None:
 
 
 _RULES: dict[str, Callable[[Coupling, Step], None]] = {
-    **dict.fromkeys(aten.OPERANDS, _product),
+    **dict.fromkeys(aten.OPERANDS, matrix_product),
+    "convolution": convolution,
     **dict.fromkeys(aten.VIEWS, _reshape),
     **dict.fromkeys(aten.PERMUTATIONS, _permute),
     **dict.fromkeys(aten.PARTS, _parts),

@@ -6,9 +6,9 @@ rule is nonzero exactly where a gradient may pass; so autograd finds out where g
 where no gradients are asked for, floating otherwise.
 
 A weight that is zero now without being masked (a bias, a shift, a running mean) stays zero as long as its gradient is
-zero, which in turn may hinge on zeros it causes itself: ReLU's slope at zero is zero, GELU's is one half. So all of
-them are assumed to stay, and those for which that cannot be shown are dropped, until the assumption supports itself. By
-induction over training steps, it then holds for SGD and Adam with any momentum and weight decay.
+zero, which may depend on zeros that it causes itself: ReLU's slope at zero is zero, GELU's is one half. So all of them
+are assumed to stay zero, and those for which that does not follow are dropped, until it follows for all. By induction
+over training steps, it then holds for SGD and Adam with any momentum and weight decay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,10 +24,11 @@ from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from .planes import compressed, contraction, lit, looked_up, move, product, settled, some
 
-__all__ = ["alive_in_training", "batch_norm_parts", "nonzero_only", "reduced", "scattered"]
+# A plane for each tensor on a tape, ones where no rule says anything about it; under None for an argument not given.
+Planes = dict[int | None, Tensor]
 
 
-def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Planes:
     """For each tensor on the tape, where it may ever be nonzero, now or in training.
 
     `leaves` are the model's parameters and buffers by name, pruned weights at zero.
@@ -73,93 +73,68 @@ def _kernels(tape: Tape) -> set[int]:
     return {number for number in tape.leaves if (number, True) in found and (number, False) not in found}
 
 
-@dataclass
-class _State:
-    """The planes found so far."""
-
-    tape: Tape
-    planes: dict[int, Tensor]
-
-    def value(self, number: int | None) -> Tensor:
-        """The plane of a tensor: ones if no rule has said anything about it, zero for an argument that is not given."""
-        if number is None:
-            return torch.zeros((), dtype=torch.bool)
-        if number not in self.planes:
-            self.planes[number] = torch.ones([1] * len(self.tape.shapes[number]), dtype=torch.bool)
-        return self.planes[number]
-
-    def unknown(self, step: Step) -> None:
-        """All results may be nonzero, and if one has a gradient, so may everything that was read."""
-        for out in step.outputs:
-            self.planes[out] = torch.ones([1] * len(self.tape.shapes[out]), dtype=torch.bool)
-            read = [plane.sum() for n in step.inputs if (plane := self.value(n)).requires_grad]
+def nonzero_only(tape: Tape, alive: Mapping[int, Tensor]) -> Planes:
+    """Where each tensor may be nonzero if the given leaves are nonzero only in these places."""
+    planes: Planes = {n: torch.ones([1] * len(shape), dtype=torch.bool) for n, shape in enumerate(tape.shapes)}
+    planes[None] = torch.zeros((), dtype=torch.bool)
+    planes.update(alive.items())
+    for step in tape.steps:
+        try:
+            found = _planes(planes, tape, step)
+        except (RuntimeError, IndexError, ValueError, TypeError, KeyError):  # a form of the operation without a rule
+            found = None
+        if found is None:  # all results may be nonzero, and if one has a gradient, so may everything that was read
+            read = [planes[n].sum() for n in step.inputs if planes[n].requires_grad]
             if read:
-                # Written out in full (without taking memory): its gradient may differ from element to element.
-                self.planes[out] = lit(torch.stack(read).sum()).expand(self.tape.shapes[out])
+                # Expanded, which takes no memory, since its gradient may differ from element to element.
+                anything = lit(torch.stack(read).sum())
+                planes.update((out, anything.expand(tape.shapes[out])) for out in step.outputs)
+        else:
+            planes.update((out, settled(plane)) for out, plane in zip(step.outputs, found, strict=False))
+    return planes
 
 
-def nonzero_only(tape: Tape, alive: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Where each tensor may be nonzero if the given leaves are only in these places."""
-    return _follow(tape, alive).planes
-
-
-def nonzero_and_felt(tape: Tape, alive: Mapping[int, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def nonzero_and_felt(tape: Tape, alive: Mapping[int, Tensor]) -> tuple[Planes, dict[int, Tensor]]:
     """Where each tensor may be nonzero, and where the gradients of the given leaves may be."""
     with torch.enable_grad():
         leaves = {number: plane.float().requires_grad_() for number, plane in alive.items()}
-        state = _follow(tape, leaves)
-        results = [plane.sum() for number in tape.outputs if (plane := state.value(number)).requires_grad]
+        planes = nonzero_only(tape, leaves)
+        results = [planes[number].sum() for number in tape.outputs if planes[number].requires_grad]
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if results:
             found = torch.autograd.grad(torch.stack(results).sum(), list(leaves.values()), allow_unused=True)
     felt = {n: torch.zeros_like(alive[n]) if g is None else g > 0 for n, g in zip(leaves, found, strict=True)}
-    return {number: compressed(plane.detach()) > 0 for number, plane in state.planes.items()}, felt
+    return {number: compressed(plane.detach()) > 0 for number, plane in planes.items()}, felt
 
 
-def _follow(tape: Tape, alive: Mapping[int, Tensor]) -> _State:
-    state = _State(tape, dict(alive))
-    for step in tape.steps:
-        try:
-            found = _planes(state, step)
-        except (RuntimeError, IndexError, ValueError, TypeError, KeyError):  # a form of the operation without a rule
-            found = None
-        if found is None:
-            state.unknown(step)
-        else:
-            for out, plane in zip(step.outputs, found, strict=False):
-                state.planes[out] = settled(plane)
-    return state
-
-
-def _planes(state: _State, step: Step) -> list[Tensor] | None:
+def _planes(planes: Planes, tape: Tape, step: Step) -> list[Tensor] | None:
     """The planes of a step's results; None if there is no rule."""
-    name, tape, dim = step.name, state.tape, step.args.get("dim", 0)
-    planes = [state.value(number) for number in step.inputs]
+    name, dim = step.name, step.args.get("dim", 0)
+    read = [planes[number] for number in step.inputs]
     if name in aten.OPERANDS:
         c = contraction(step, tape)
-        found = c.show(product(c.see(state.value(c.x), 0), c.see(state.value(c.y), 1)))
-        bias = state.value(c.bias)
+        found, bias = c.show(product(c.see(planes[c.x], 0), c.see(planes[c.y], 1))), planes[c.bias]
         return [found + (_per_channel(bias, found.dim()) if c.groups else bias)]
     if name == "slice" and step.inputs[0] in tape.leaves:  # of a longer input it might be more
-        return [some(planes[0], [dim], keepdim=True)]
+        return [some(read[0], [dim], keepdim=True)]
     if name in aten.MOVES:
-        return move(step, tape, [plane for n, plane in zip(step.inputs, planes, strict=True) if tape.shapes[n] != (0,)])
+        return move(step, tape, [plane for n, plane in zip(step.inputs, read, strict=True) if tape.shapes[n] != (0,)])
     if name in aten.LOOKUPS:
-        return [_lines(step, tape, planes[0])]
+        return [_lines(step, tape, read[0])]
     if name in aten.BATCH_NORMS:
-        return [_normalised(state, step)]
+        return [_normalised(planes, step)]
     if name in ("zeros", "new_zeros", "zeros_like"):
         return [torch.zeros([1] * len(tape.shapes[step.outputs[0]]), dtype=torch.bool)]
     if name in aten.SCATTERED:
-        first, *others = (some(state.value(number), [dim], keepdim=True) for number in scattered(step))
+        first, *others = (some(planes[number], [dim], keepdim=True) for number in scattered(step))
         return [first + others[0] if others else first]
     if name in aten.POOLS:
-        return [some(planes[0], range(2, planes[0].dim()), keepdim=True)]
+        return [some(read[0], range(2, read[0].dim()), keepdim=True)]
     if name in aten.ALONG:
-        return [lit(some(planes[0], [dim], keepdim=True))]
+        return [lit(some(read[0], [dim], keepdim=True))]
     if name in aten.REDUCED_ONCE:
-        return [some(planes[0], reduced(step, planes[0].dim()), bool(step.args.get("keepdim")))]
-    return [_combined(step, planes)] if aten.elementwise(name, step.op) and name not in aten.FILLED else None
+        return [some(read[0], reduced(step, read[0].dim()), bool(step.args.get("keepdim")))]
+    return [_combined(step, read)] if aten.elementwise(name, step.op) and name not in aten.FILLED else None
 
 
 def _lines(step: Step, tape: Tape, x: Tensor) -> Tensor:
@@ -172,13 +147,13 @@ def _lines(step: Step, tape: Tape, x: Tensor) -> Tensor:
     return x.reshape([*x.shape[:dim], *[1] * new, *x.shape[dim:]])
 
 
-def _normalised(state: _State, step: Step) -> Tensor:
+def _normalised(planes: Planes, step: Step) -> Tensor:
     """Batch norm: a channel that is always zero is shifted by its mean, scaled, shifted."""
-    x = state.value(step.inputs[0])
-    found = settled(channels(x) + state.value(step.ref("running_mean")))
+    x = planes[step.inputs[0]]
+    found = settled(channels(x) + planes[step.ref("running_mean")])
     if (gain := step.ref("weight")) is not None:
-        found = found * state.value(gain)
-    return _per_channel(found + state.value(step.ref("bias")), x.dim())
+        found = found * planes[gain]
+    return _per_channel(found + planes[step.ref("bias")], x.dim())
 
 
 def _combined(step: Step, planes: list[Tensor]) -> Tensor:

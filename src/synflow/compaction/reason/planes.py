@@ -11,36 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...flow.tensor import saturated
 from ..record.aten_names import OPERANDS, VIEWS
 from ..record.tape import Step, Tape
 
-__all__ = ["Contraction", "compressed", "contraction", "lit", "looked_up", "move", "product", "settled",
-           "some"]  # fmt: skip
-
-
-class _Sign(torch.autograd.Function):
-    """Brings sums back to zeros and ones, values and gradients alike, so that neither overflows at any depth."""
-
-    @staticmethod
-    def forward(ctx: Any, plane: Tensor) -> Tensor:
-        return (plane > 0).to(plane.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return (gradient > 0).to(gradient.dtype)
-
 
 def settled(plane: Tensor) -> Tensor:
-    """Zeros and ones again, after sums and products."""
+    """Zeros and ones again after sums and products, values and gradients alike, so that neither overflows."""
     if plane.requires_grad:
-        settled: Tensor = _Sign.apply(plane)
-        return settled
+        return saturated(plane)
     return plane if plane.dtype == torch.bool else plane > 0
 
 
@@ -70,7 +54,7 @@ def compressed(plane: Tensor) -> Tensor:
 
 
 def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
-    """What a step that only moves elements makes of planes, or of units: the step itself, done to them."""
+    """Apply a step that only moves elements to planes, or to units."""
     if step.name in ("cat", "stack"):
         return [_cat(step, tape, planes)]
     plane = (planes[0].float() if planes[0].dtype == torch.bool else planes[0]).expand(tape.shapes[step.inputs[0]])
@@ -79,7 +63,7 @@ def move(step: Step, tape: Tape, planes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def looked_up(step: Step, tape: Tape) -> tuple[int, int] | None:
-    """The dimension along which lines are looked up by number, and how many dimensions the result has in its place."""
+    """The dimension along which entries are looked up by number, and how many dimensions replace it."""
     rank, after = (len(tape.shapes[number]) for number in (step.inputs[0], step.outputs[0]))
     tables = [step.args.get("dim", 0) % rank]
     if step.name == "index":
@@ -89,7 +73,7 @@ def looked_up(step: Step, tape: Tape) -> tuple[int, int] | None:
 
 
 def _cat(step: Step, tape: Tape, planes: Sequence[Tensor]) -> Tensor:
-    """Of `cat` without legacy empty tensors, which it skips."""
+    """The same for `cat` and `stack`; `cat` skips empty tensors of one dimension."""
     sizes = [tape.shapes[number] for number in step.inputs if tape.shapes[number] != (0,)]
     if step.name == "stack":
         planes, sizes = [p.unsqueeze(step.args["dim"]) for p in planes], [(1,) * (len(size) + 1) for size in sizes]
@@ -127,7 +111,7 @@ class Contraction:
         return flat if self.transposed else flat.transpose(1, 2)
 
     def show(self, plane: Tensor) -> Tensor:
-        """The output in its own shape again."""
+        """A plane (batch, m, n) of the output in the output's own shape."""
         shape = self.shapes[2]
         if self.groups:
             return plane.reshape(1, shape[1], *[1] * (len(shape) - 2))

@@ -1,28 +1,27 @@
-"""Which units go: the largest set whose absence nobody outside it can notice.
+"""Which units go: the largest set that nothing outside of it reads.
 
-All units are assumed to go; those whose absence would be noticed by one that stays are put back, until nobody notices.
-A sum of products notices a missing index where both factors may be nonzero and the result stays. So units that only
-feed each other go together, also around residual blocks.
+All units are assumed to go; those that something that stays reads are put back, until there are none. A sum of
+products reads an index where both factors may be nonzero and the result stays. So units that only feed each other go
+together, also around residual blocks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ..record.aten_names import PARTS, VIEWS
 from .coupling import Coupling
+from .liveness import Planes
 from .planes import product
-
-__all__ = ["WHOLE_HEADS", "choose_units", "dead_units", "less_and_less"]
 
 WHOLE_HEADS = "heads have one size for all in this code, so they go as a whole or not at all"
 
 
-def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Iterable[int] = (), why: str = "") -> Tensor:
+def choose_units(coupling: Coupling, alive: Planes, frozen: Iterable[int], why: str) -> Tensor:
     """For each unit, whether it goes; `frozen` are further units that must stay, and why."""
     units = coupling.units
     gone = torch.zeros(len(units.parent), dtype=torch.bool)  # units that no parameter has (a batch) never go
@@ -38,7 +37,7 @@ def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Iterab
         _joints(coupling, gone)
         if int(gone.sum()) < before:
             continue
-        _even_out(coupling, gone)  # only now, since units that go for the time being are no measure
+        _even_out(coupling, gone)  # only when nothing is put back any more: before, too many go
         if int(gone.sum()) == before:
             _keep_one(coupling, gone)
         if int(gone.sum()) == before:
@@ -46,7 +45,7 @@ def choose_units(coupling: Coupling, alive: Mapping[int, Tensor], frozen: Iterab
 
 
 def less_and_less(coupling: Coupling, model: nn.Module) -> Iterator[tuple[str, set[int]]]:
-    """Units to be left alone, and why. At first none; a model whose code has sizes of its own may fail without more."""
+    """Units that must stay, and why: none, then more and more, for models whose code has sizes of its own."""
     units = coupling.units
     yield "", set()
     if units.columns:
@@ -65,8 +64,8 @@ def _members(several: list[Tensor]) -> set[int]:
     return {unit for ids in several for unit in ids.unique().tolist()}
 
 
-def dead_units(coupling: Coupling, alive: Mapping[int, Tensor], gone: Tensor) -> Tensor:
-    """For each unit, whether nothing that stays reads it: it goes, or it would if it could."""
+def dead_units(coupling: Coupling, alive: Planes, gone: Tensor) -> Tensor:
+    """For each unit, whether nothing that stays reads it; it may be tied to units that stay."""
     dead = torch.zeros_like(gone)
     for ids, _ in coupling.sums:
         dead[ids] = True
@@ -76,8 +75,8 @@ def dead_units(coupling: Coupling, alive: Mapping[int, Tensor], gone: Tensor) ->
     return dead
 
 
-def _notice(coupling: Coupling, alive: Mapping[int, Tensor], going: Tensor, gone: Tensor) -> None:
-    """Put back what is read by something that stays."""
+def _notice(coupling: Coupling, alive: Planes, going: Tensor, gone: Tensor) -> None:
+    """Put back what something that stays reads."""
     for ids, p in reversed(coupling.sums):  # from the outputs on: most is settled in one pass
         if not bool(going[ids].any()):
             continue

@@ -3,8 +3,7 @@
 Every index along a dimension of a tensor has a unit. A tensor's *axes* hold, for each of its dimensions, either None
 (a size that never changes) or the units of its indices as an integer tensor that broadcasts over the tensor's other
 dimensions. Where that tensor varies along another dimension too, the dimension is *ragged*: each head of an attention,
-or each group of a convolution, has units of its own, and they may go in different places as long as as many go
-everywhere.
+or each group of a convolution, has units of its own, of which the same number must go everywhere.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-__all__ = ["Axes", "Units", "factor", "gather", "shrunk", "spread"]
 
 Axes = list[Tensor | None]
 
@@ -105,14 +102,9 @@ class Units:
             self.parent[unit], unit = root, self.parent[unit]
         return root
 
-    def roots(self, ids: Tensor) -> Tensor:
-        """`find`, for each element."""
-        distinct, where = ids.unique(return_inverse=True)
-        return torch.tensor([self.find(u) for u in distinct.tolist()], dtype=torch.long)[where].reshape(ids.shape)
-
     def settle(self) -> Tensor:
         """Write one unit everywhere for all that have become one; returns it for each."""
-        root = self.roots(torch.arange(len(self.parent)))
+        root = torch.tensor([self.find(unit) for unit in range(len(self.parent))], dtype=torch.long)
         self.joints = [(root[whole], root[row], root[column]) for whole, row, column in self.joints]
         self.counts = [(root[lines], None if rows is None else root[rows]) for lines, rows in self.counts]
         self.columns, self.cells = [root[ids] for ids in self.columns], [root[ids] for ids in self.cells]

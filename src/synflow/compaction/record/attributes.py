@@ -1,8 +1,7 @@
 """Whole numbers that modules remember, followed from the attribute to the dimension of a tensor that gets that size.
 
-While a model is recorded, its whole numbers are `Size`s, which know the attribute that they come from. Whether an
-attribute is a width is then no guess: the call that reshapes, cuts or makes a tensor shows which of its arguments came
-from where.
+While a model is recorded, its integers are `Size`s, which know the attribute that they come from. So the call that
+reshapes, cuts or makes a tensor shows which attributes are sizes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ...support.nested import leaves
 from ...support.private_torch import ConvNd, NormBase
-
-__all__ = ["Attribute", "Size", "asked_sizes", "sizes_in", "tagged"]
 
 # Modules whose own sizes follow from their weights; see `surgery`.
 PLAIN = (ConvNd, NormBase, nn.Linear, nn.Embedding, nn.RNNBase, nn.PReLU, nn.MultiheadAttention)
-# Functions whose arguments, from this one on, are the sizes of the result.
+# For functions that take the sizes of the result, the position of the first one.
 _SHAPED = {
     **dict.fromkeys(("view", "reshape", "expand", "broadcast_to", "new_zeros", "new_ones", "new_empty", "new_full"), 1),
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn"), 0),
@@ -35,14 +33,14 @@ class Attribute(NamedTuple):
 
 
 class Size(int):
-    """A whole number and the attribute it is; what is computed from one is a plain number again."""
+    """An integer that knows its attribute; what is computed from one is a plain integer again."""
 
     attribute: Attribute
 
 
 @contextlib.contextmanager
 def tagged(model: nn.Module) -> Iterator[None]:
-    """Inside, whole numbers and tuples of them that modules of one's own remember are `Size`s."""
+    """Within it, attributes of modules other than plain layers that are integers, or tuples of them, are `Size`s."""
     own = [(path, vars(module)) for path, module in model.named_modules() if not isinstance(module, PLAIN)]
     for path, values in own:
         for name, value in list(values.items()):
@@ -69,27 +67,22 @@ def _size(value: int, attribute: Attribute) -> Size:
     return size
 
 
-def sizes_in(tree: Any) -> Iterator[Size]:
-    """All that came from attributes among the arguments of a call."""
-    if isinstance(tree, Size):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            yield from sizes_in(part)
-    elif isinstance(tree, slice):
-        yield from sizes_in((tree.start, tree.stop, tree.step))
+def sizes_in(tree: Any) -> list[Size]:
+    """The arguments of a call that come from attributes."""
+    given = [(leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else leaf for leaf in leaves(tree)]
+    return [leaf for leaf in leaves(given) if isinstance(leaf, Size)]
 
 
 def asked_sizes(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: list[Tensor]
 ) -> Iterable[tuple[Tensor, int, Any]]:
-    """For calls that take sizes: each tensor they made, with a dimension and the argument that is its size."""
+    """The sizes that a call was given: each as a tensor that it made, the dimension, and the argument."""
     given = [*args, *kwargs.values()]
     if name in _SHAPED and made:
-        sizes = _flat(given[_SHAPED[name] :])
+        sizes = leaves(given[_SHAPED[name] :])
         return [(made[0], dim, size) for dim, size in enumerate(sizes[: made[0].dim()])]
     if name == "unflatten" and made:
-        sizes = _flat(given[2:])
+        sizes = leaves(given[2:])
         first = given[1] if given[1] >= 0 else made[0].dim() + given[1] + 1 - len(sizes)
         return [(made[0], first + place, size) for place, size in enumerate(sizes)]
     if name in ("split", "split_with_sizes") and made:
@@ -97,7 +90,3 @@ def asked_sizes(
         sizes = list(given[1]) if isinstance(given[1], list | tuple) else [given[1]] * len(made)
         return [(part, dim % part.dim(), n) for part, n in zip(made, sizes, strict=True) if part.shape[dim] == n]
     return []
-
-
-def _flat(tree: Any) -> list[Any]:
-    return [leaf for part in tree for leaf in _flat(part)] if isinstance(tree, list | tuple) else [tree]

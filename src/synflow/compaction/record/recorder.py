@@ -1,8 +1,8 @@
 """Running a model and writing down what it does.
 
-The recording happens below autograd, where every model, however it is written, comes down to a few dozen ATen
-operations on real tensors: nothing is traced symbolically, so no model is refused for its Python code. Above, calls are
-watched for what operations do not show: where sizes come from, and which values the code looks at.
+The recording happens below autograd, where every model comes down to a few dozen ATen operations on real tensors:
+nothing is traced symbolically, so no model is refused for its Python code. Above autograd, calls are watched for what
+operations do not show: where sizes come from, and which values the code reads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from ...support.private_torch import TorchDispatchMode, pytree
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
 from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of, tensors
 
-__all__ = ["FLAGS", "recording"]
-
-# Operations (torch tags most of them), and functions that no operation shows, by which values of tensors come into
-# Python, which may decide on them; the numbers that `nonzero` returns it counts.
+# Operations (beside those that torch tags) and functions by which values of tensors come into Python, where code may
+# decide on them; `nonzero` returns a tensor, whose size does.
 _READING = {"is_nonzero", "nonzero"}
 _READING_FUNCTIONS = {"tolist", "numpy", "__array__"}
 # Functions by which Python learns the size of a tensor, beside the attribute `shape`.
@@ -47,9 +45,9 @@ def _overlap(one: _Place, other: _Place) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, tape: Tape, training: bool, turned: bool = False) -> None:
+    def __init__(self, tape: Tape, turned: bool) -> None:
         super().__init__()
-        self.tape, self.training, self.turned = tape, training, turned
+        self.tape, self.turned = tape, turned
         self.path: list[str] = [""]
         self.storages: dict[int, list[int]] = {}
         self.places: dict[int, _Place] = {}
@@ -69,7 +67,7 @@ class _Recorder(TorchDispatchMode):
             if writers:
                 read = (number, *writers)
                 number = self.new_number(tensor)
-                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1], self.training))
+                self.tape.steps.append(Step("overwritten", None, {}, read, (number,), self.path[-1]))
         return number
 
     def new_number(self, tensor: Tensor) -> int:
@@ -100,9 +98,9 @@ class _Recorder(TorchDispatchMode):
             if not any(tensor is a for a in named.values()):
                 self.new_number(tensor)
         outputs = tuple(map(self.number, made))
-        name = func._schema.name.split("::")[1]
-        name = name.removesuffix("_") if not name.startswith("__") else name
-        self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1], self.training))
+        name = schema.name.split("::")[1]
+        name = name if name.startswith("__") else name.removesuffix("_")
+        self.tape.steps.append(Step(name, func, by_name, tuple(read), outputs, self.path[-1]))
         self.tape.seen.setdefault(self.path[-1], set()).update(read, outputs)
         self.note_uneven(func, args, read, outputs)
         if name not in _READING and torch.Tag.data_dependent_output not in func.tags:
@@ -134,7 +132,7 @@ class _Recorder(TorchDispatchMode):
         self.hand_over(path, result)
 
     def hand_over(self, path: str, values: Any) -> None:
-        """The caller and the called module both see what is passed between them."""
+        """Note that caller and called module both have in hand what is passed between them."""
         given = [number_of(leaf, self.tape) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
         numbers = {number for number in given if number is not None}
         for place in (path, self.path[-1]):
@@ -151,7 +149,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Watches calls as the model's code makes them: which attributes their sizes are, and which values it reads."""
+    """Watches the calls in the model's code: which attributes give their sizes, and which values it reads."""
 
     def __init__(self, model: nn.Module, recorder: _Recorder) -> None:
         super().__init__()
@@ -166,7 +164,7 @@ class _Calls(TorchFunctionMode):
             asked_of = self.recorder.uneven.get(self.recorder.number(args[0]), ())
             tape.decisions += [Decision(number, path, truth=False) for number in asked_of]
         result = func(*args, **kwargs)
-        sizes = list(sizes_in([*args, *kwargs.values()]))
+        sizes = sizes_in([*args, *kwargs.values()])
         if not sizes:
             return result
         made = [tensor for tensor in pytree.tree_leaves(result) if isinstance(tensor, Tensor)]
@@ -179,7 +177,7 @@ class _Calls(TorchFunctionMode):
         return result
 
     def own(self, attribute: Attribute, path: str, size: int) -> Attribute:
-        """A number that some cache handed to another module is the attribute of this one, if it has the same."""
+        """This module's attribute of the same value, for a number that a cache took from another module."""
         value = vars(self.model.get_submodule(path)).get(attribute.name)
         if attribute.place is not None:
             value = value[attribute.place] if type(value) is tuple and len(value) > attribute.place else None
@@ -188,14 +186,14 @@ class _Calls(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording(model: nn.Module, tape: Tape, training: bool, turned: bool = False) -> Iterator[None]:
-    """Write down what happens inside, in one of the two modes; a second recording goes on on the same tape.
+    """Record what happens inside, in one of the two modes; a second recording continues the same tape.
 
     With `turned`, each truth value of a tensor that the code asks for is the other one.
 
-    The model must be a copy of one's own: running it writes to its buffers, and tensors get an attribute. What the
-    caller passes on as the model's outputs is recorded with `mark_outputs`.
+    The model must be a private copy: running it writes to its buffers, and tensors get an attribute. The caller notes
+    the model's outputs with `mark_outputs`.
     """
-    recorder = _Recorder(tape, training, turned)
+    recorder = _Recorder(tape, turned)
     known = {name: number for number, name in tape.leaves.items()}
     for name, tensor in tensors(model).items():
         number = known.get(name, len(tape.shapes))

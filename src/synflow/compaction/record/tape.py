@@ -1,4 +1,4 @@
-"""What a model computed: its operations in order, and what its code did besides."""
+"""What a model computed: its operations in order, and what its code did beside them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from ...support.private_torch import pytree
 from .aten_names import FILLED, SAME, elementwise
 from .attributes import Attribute
-
-__all__ = ["NUMBER", "Call", "Decision", "Ref", "Step", "Tape", "mark_outputs", "never_zero", "number_of", "tensors",
-           "tensors_in"]  # fmt: skip
 
 NUMBER = "_synflow_number"  # the attribute of a tensor that holds its tape and its number there
 
@@ -39,7 +36,6 @@ class Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     module: str
-    training: bool
 
     def ref(self, name: str) -> int | None:
         """The number of a tensor argument, None where it was not given."""
@@ -47,7 +43,7 @@ class Step:
         return value.number if isinstance(value, Ref) else None
 
     def redo(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Do the step itself, on other tensors."""
+        """Run the step's operation on other tensors."""
         given = dict(zip(self.inputs, tensors, strict=False))
 
         def resolve(leaf: Any) -> Any:
@@ -118,7 +114,7 @@ class Tape:
     remarks: set[str] = field(default_factory=set)
 
     def copy(self) -> Tape:
-        """A tape on which a run can be tried."""
+        """A copy on which a run can be tried."""
         parts = {part.name: copy.copy(getattr(self, part.name)) for part in dataclasses.fields(self)}
         return Tape(**parts | {"seen": {path: set(numbers) for path, numbers in self.seen.items()}})
 
@@ -132,7 +128,7 @@ class Tape:
         return [*self.decisions, *found]
 
     def used(self) -> Tape:
-        """The same without steps on which no output depends, such as attention weights that nobody asks for.
+        """The tape without steps on which no output depends, such as attention weights that nobody asks for.
 
         What the model's code decides on counts as an output, unless it is the same for all inputs.
         """
@@ -152,7 +148,7 @@ class Tape:
 
 
 def number_of(tensor: Tensor, tape: Tape) -> int | None:
-    """The number a tensor has on this tape; what other tapes have left on it does not count."""
+    """The number of a tensor on this tape, None where it has none."""
     owner, number = getattr(tensor, NUMBER, (None, None))
     return number if owner is tape else None
 
