@@ -101,7 +101,7 @@ def flow_pass() -> FlowPass:
 
 def options() -> PassOptions:
     """How the pass under way computes."""
-    return active_mode().flow_pass.options
+    return flow_pass().options
 
 
 class LinearizationMode(SafeMode):
@@ -246,7 +246,7 @@ def innermost_module(modules: Mapping[nn.Module, str]) -> str:
 
 
 class _Context:
-    """What `forward` of a custom function gets as `ctx`: it may put anything there, nobody reads it."""
+    """The `ctx` of the forward of a custom function: it may put anything there, and nothing reads it."""
 
     needs_input_grad: tuple[bool, ...] = ()
 
@@ -258,10 +258,7 @@ class _Context:
 
 @contextmanager
 def forward_only() -> Iterator[None]:
-    """In this thread custom autograd functions that get a flow run as their forward; all others as ever.
-
-    What their forward does counts, not the backward written for training.
-    """
+    """In this thread custom autograd functions that get a flow run as their forward: its backward does not count."""
     usual: Any = torch.autograd.Function.__dict__["apply"]
     thread = threading.get_ident()
 

@@ -87,12 +87,12 @@ def measure(
                     scores = _scores(total, leaves if gradients else {}, hooks, found.inputs) if follow else {}
                 break
             except RuntimeError as error:
-                # A model that writes into a tensor after it was used (a state, layer by layer) cannot be differentiated
-                # as it is. Then what the backward pass needs is copied before it is written to, now and later on.
+                # A model that writes into a tensor after its use (a state, layer by layer) cannot be differentiated as
+                # it is: from now on, what the backward pass needs is copied before it is written to.
                 if "modified by an inplace operation" not in str(error) or copies in network.constants:
                     raise
             network.constants[copies] = True
-        network.put_back()  # so that magnitudes live no longer than whoever made them wants
+        network.put_back()  # the copy must not keep the magnitudes alive
     units = {name: flow for name, flow in found.unit_flows.items() if name not in found.untapped}
     return Measurement(
         value, total.exponent, scores, found.had_shifts, found.shifts_met, tuple(notes), total.degrees, units,
@@ -146,7 +146,7 @@ def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], foll
 
 
 def precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """The type in which a network is scored: double precision where any of its weights has it, else single."""
+    """The type in which a network is scored: double precision if any of its weights has it, else single."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
 
 
@@ -250,7 +250,7 @@ def _scores(
 
     def receive(name: str, leaf: Tensor) -> None:
         if leaf.grad is None:
-            return  # the hooks kept it
+            return  # the hooks kept the gradient
         # Not in place: the backward pass, still under way, may hand the same tensor to another leaf.
         gradient, leaf.grad = leaf.grad.as_subclass(Tensor), None
         if hooks is not None:

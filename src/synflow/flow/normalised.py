@@ -20,7 +20,7 @@ from .measure import measure
 from .passes import PassOptions
 from .paths import cuts
 
-# Scales beyond 2^40 are left at that: their squares, the variances, have to fit into float32.
+# Scales are limited to 2^40, since their squares, the variances, have to fit into float32.
 MOST = 40
 
 

@@ -1,7 +1,4 @@
-"""Operations of torch by name: which ask about a tensor, which are layers, which are others under another name.
-
-And what to do about those that have no rule.
-"""
+"""Operations of torch by name: questions about a tensor, layers, other names, and advice on those without a rule."""
 
 from __future__ import annotations
 

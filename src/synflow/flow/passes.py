@@ -80,14 +80,13 @@ class FlowPass:
 
     `watched` maps the id of each weight to its name where the pass traces; `constants` is what rules compute from
     parameters that no pass changes.
-    `had_shifts`: a shift counted. `shifts_met`: an operation that may multiply came after it, so that weights may meet
-    it; a bias of the last layer meets none. `bent`: a maximum or a divisor came after a shift, so that a score may be
-    smaller than without shifts. `loose`: flow came from a source, or a stand-in held part of it fixed (a gate that
-    reads the state), so that the union bound alone proves nothing. `faded`: by how many powers of two a flow grew over
-    time, where its type cannot hold all its steps at once. `notes` are for the certificate. `inputs` are the leaves of
-    a pass that follows inputs. `unit_flows` is what leaves the units of each layer, except for `untapped` weights,
-    which were also used outside of a layer. `mean_flows` are the scales of batch norms in a pass with `norms`, each as
-    a number and an exponent, by the id of the running variance.
+    `had_shifts`: a shift counted. `shifts_met`: an operation that may multiply came after it (none follows a bias of
+    the last layer). `bent`: a maximum or a divisor came after a shift, so that a score may be smaller than without
+    shifts. `loose`: flow came from a source, or a stand-in held part of it fixed, so that the union bound alone proves
+    nothing. `faded`: by how many powers of two a flow grew over time, if its type cannot hold all steps. `notes` are
+    for the certificate. `inputs` are the leaves of a pass that follows inputs. `unit_flows` is the flow of the units of
+    each layer, except for `untapped` weights, which were used outside of a layer too. `mean_flows` are the scales of
+    batch norms in a pass with `norms`, each as number and exponent, by the id of the running variance.
     """
 
     options: PassOptions = DEFAULT

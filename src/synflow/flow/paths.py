@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,15 +16,15 @@ from ..support.ranking import best_of_each, keep_best
 from ..support.torch_modes import plain_tensors
 from .measure import Measurement, absolute, measure, precision
 from .passes import PassHooks, PassOptions
-from .tensor import Degrees
+from .tensor import MANY, Degrees
 
 BOOLEANS = PassOptions(shifts=False, divide=False, saturate=True, follow_inputs=True)
 _COUNTING = PassOptions(shifts=False, sources=False, divide=False)
 _COUNTING_SOURCES = PassOptions(shifts=False, divide=False)
 _FROM_INPUTS = PassOptions(shifts=False, sources=False, divide=False, saturate=True)
 
-# log2 of one over the magnitude that stands for every weight when weights per path are counted: larger than log2 of
-# the number of paths of any network, so that paths with more weights vanish beside those with fewer.
+# When weights per path are counted, each is 2**-_TINY: 2**_TINY is larger than the number of paths of any network, so
+# that paths with more weights vanish beside those with fewer.
 _TINY = 1 << 20
 
 # While a layer has this many weights on average, whole parts of it are tried at once.
@@ -73,9 +74,8 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
     """The number of weights on the path that has the fewest (a weight used twice counts twice); None without a path.
 
     Every weight is set to the same tiny number; the flow is then that number to the power of the fewest weights. Where
-    an output needs a constant that enters beside the inputs (a class token), paths from there count too. A short way
-    that leads nowhere (to pruned weights, or to a product whose other side came a longer way) can hide the path: then
-    the number of the whole network is given, or one, which is too low rather than too high.
+    an output needs a constant that enters beside the inputs (a class token), paths from there count too. A dead end can
+    be shorter and hide the path: then the number of the whole network is given, or one, rather too low than too high.
     """
     for options in (_COUNTING, _COUNTING_SOURCES):
         result = measure(
@@ -90,32 +90,29 @@ def fewest_weights(network: Network, masks: Mapping[str, Tensor] | None = None) 
 
 def single_length(network: Network) -> bool:
     """Whether every path has the same number of different weights: it meets a layer once or never, as in a chain."""
-    degrees = _degrees(network)
-    return degrees is not None and bool(((degrees[0] == degrees[1]) & (degrees[1] <= 1)).all())
+    low, high = _degrees(network)
+    return bool(((low == high) & (high <= 1)).all())
 
 
 def repeats(network: Network) -> bool:
     """Whether a term can meet a layer more than once: before gates, in attention, in recurrence."""
-    degrees = _degrees(network)
-    return degrees is None or bool((degrees[1] > 1).any())
+    return bool((_degrees(network)[1] > 1).any())
 
 
 def cuts(network: Network) -> frozenset[str]:
     """The weight tensors that every term meets exactly once: by Theorem 2 their scores sum to the flow."""
-    degrees = _degrees(network)
-    if degrees is None:
-        return frozenset()
-    low, high = degrees
-    return frozenset(name for name, least, most in zip(network.weights, low, high, strict=True) if least == most == 1)
+    counts = zip(network.weights, *_degrees(network), strict=True)
+    return frozenset(name for name, least, most in counts if least == most == 1)
 
 
-def _degrees(network: Network) -> Degrees | None:
-    """How often a term meets each weight tensor, found once per network."""
+def _degrees(network: Network) -> Degrees:
+    """How often a term meets each weight tensor, found once per network; never or many times where it is not known."""
     if "degrees" not in network.constants:
         options = PassOptions(shifts=False, trace=True)
         flow = measure(network, magnitudes=_ones(network, None), options=options, gradients=False)
-        network.constants["degrees"] = flow.degrees
-    degrees: Degrees | None = network.constants["degrees"]
+        never = np.zeros(len(network.weights), dtype=np.int64)
+        network.constants["degrees"] = flow.degrees or (never, never + MANY)
+    degrees: Degrees = network.constants["degrees"]
     return degrees
 
 
@@ -125,10 +122,10 @@ def least_for_path(network: Network) -> int | None:
     Exact where a term meets each weight at most once and only inputs start one. Elsewhere it is too low rather than too
     high: then it is the number of layers that every term meets.
     """
-    fewest, degrees = fewest_weights(network), _degrees(network)
+    fewest = fewest_weights(network)
     if fewest is None or not repeats(network):
         return fewest
-    return min(fewest, 1 if degrees is None else max(int((degrees[0] > 0).sum()), 1))
+    return min(fewest, max(int((_degrees(network)[0] > 0).sum()), 1))
 
 
 def shortest_path(

@@ -22,11 +22,10 @@ from ..support.nested import leaves
 # fits in memory, stays far inside float32, and most operations need no extra pass.
 WINDOW = 16
 
-# An added constant this negative is an attention mask (-inf, finfo.min, -10000): it blocks, it does not add. Beside a
-# flow it is the start of a running maximum.
+# An added constant this negative blocks: an attention mask (-inf, finfo.min, -10000), the start of a running maximum.
 BLOCKING = -1e4
 
-# Degrees are capped here: products of products double them at each level, and beyond this only "many" matters.
+# The cap of degrees, which products of products double at each level: beyond it only "many" matters.
 MANY = 1 << 20
 
 # How often a term can meet each weight tensor: (fewest, most) as integer vectors over the prunable tensors.
@@ -54,10 +53,7 @@ class Flow(Tensor):
 
 
 class Choice(Flow):
-    """A boolean tensor that depends on the values of a flow: it may be true where its data is, and false anywhere.
-
-    `read` is the flow that was asked.
-    """
+    """A boolean tensor made from the values of a flow, `read`: it may be true where its data is, and false anywhere."""
 
     read: Flow
 
@@ -103,17 +99,17 @@ def scaled(data: Tensor, power: int) -> Tensor:
     return data
 
 
-class Reading(threading.local):
-    """`harmless`: numbers are being read off flows that decide on no more than a power of two."""
+class _Reading(threading.local):
+    """Whether a number is being read off a flow that decides on no more than a power of two."""
 
     harmless = False
 
 
-READING = Reading()
+READING = _Reading()
 
 
 def number(data: Tensor) -> float:
-    """One number of a flow, where no more than a power of two hangs on it."""
+    """A number read off a flow that decides on no more than a power of two."""
     READING.harmless = True
     try:
         return float(data)
@@ -122,7 +118,7 @@ def number(data: Tensor) -> float:
 
 
 def anything(constant: Tensor) -> bool:
-    """Whether a constant has an entry but zeros; one that was made like a flow does not depend on its values."""
+    """Whether a constant has an entry other than zero."""
     return bool(number(torch.any(constant != 0)))
 
 

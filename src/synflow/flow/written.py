@@ -22,7 +22,7 @@ class Written:
         self._weights: dict[int, tuple[Flow, Flow]] = {}
 
     def overwrite(self, target: Tensor, value: Any) -> Tensor:
-        """Put a flow into an existing tensor; a plain tensor becomes a flow, unless it is a window on another one."""
+        """Put a flow into an existing tensor, which becomes a flow."""
         if value is target or not isinstance(value, Flow):
             return target
         if not isinstance(target, Flow):
@@ -34,7 +34,7 @@ class Written:
         shift = value.exponent - target.exponent
         if abs(shift) > 40:
             if target._is_view():
-                # A window shares its exponent with the whole, where this would not fit. `x += y` takes what returns.
+                # A view shares its exponent with the whole, where this would not fit; `x += y` takes what returns.
                 return value
             target.exponent, shift = value.exponent, 0
         target.copy_(scaled(value, shift).to(target.dtype))
@@ -89,8 +89,8 @@ class Written:
                 f"in {self._where()} a flow is written into a view of a constant tensor whose entries share memory or "
                 "have gaps between them; write into the tensor itself (out[...] = value), or build it with torch.cat"
             )
-        # Fresh memory in the flow's own precision; made from the flow, so that a recording can make it again. In the
-        # same order of the dimensions, so that views of it go on showing the same entries.
+        # Fresh memory in the flow's own precision, made from the flow, so that a recording can make it again, and with
+        # the same order of dimensions, so that views of it show the same entries.
         strides = base.stride()
         order = sorted(range(base.dim()), key=lambda dim: (-strides[dim], dim))
         places = sorted(range(base.dim()), key=order.__getitem__)
@@ -105,8 +105,8 @@ class Written:
         if base is target:
             return flow
         self.anything = True
-        window: Flow = self.current(target)
-        return window
+        view: Flow = self.current(target)
+        return view
 
     def current(self, leaf: Any) -> Any:
         """An argument as it is now: a weight that was written to, a view of a constant that has become a flow since."""

@@ -23,14 +23,23 @@ def scaled_dot_product(
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    logits = torch.matmul(query, key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else abs(scale))
+    later: Any = None
     if is_causal:
-        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-        logits = logits.masked_fill(later, float("-inf"))
-    if attn_mask is not None:
-        boolean = not isinstance(attn_mask, Flow) and attn_mask.dtype == torch.bool
-        logits = logits.masked_fill(~attn_mask, float("-inf")) if boolean else logits + attn_mask
-    return torch.matmul(torch.softmax(logits, -1), value)
+        later = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).triu(1)
+    if attn_mask is not None and not isinstance(attn_mask, Flow) and attn_mask.dtype == torch.bool:
+        attn_mask = ~attn_mask  # here True is what may be seen
+    return _attended(query, key, value, query.size(-1) ** -0.5 if scale is None else abs(scale), later, attn_mask)[0]
+
+
+def _attended(q: Any, k: Any, v: Any, scale: float, *masks: Any) -> tuple[Any, Any]:
+    """What attention returns, and its weights; a mask is True or very negative where it blocks, else it is added."""
+    logits = torch.matmul(q, k.transpose(-2, -1)) * scale
+    for mask in masks:
+        if mask is not None:
+            blocks = not isinstance(mask, Flow) and mask.dtype == torch.bool
+            logits = logits.masked_fill(mask, float("-inf")) if blocks else logits + mask
+    weights = torch.softmax(logits, -1)
+    return torch.matmul(weights, v), weights
 
 
 def multi_head(*args: Any, **kwargs: Any) -> Any:
@@ -38,26 +47,22 @@ def multi_head(*args: Any, **kwargs: Any) -> Any:
     bound = signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()
     given = SimpleNamespace(**bound.arguments)
-    batched = given.query.dim() == 3
+    mask, padding, batched = given.attn_mask, given.key_padding_mask, given.query.dim() == 3
     if not batched:
         given.query, given.key, given.value = (x.unsqueeze(1) for x in (given.query, given.key, given.value))
-        given.key_padding_mask = None if given.key_padding_mask is None else given.key_padding_mask.unsqueeze(0)
+        padding = None if padding is None else padding.unsqueeze(0)
     q, k, v = _projected(given)
-    batch, heads = q.size(1), given.num_heads
-    if given.bias_k is not None:
+    (target, batch, width), heads = q.shape, given.num_heads
+    mask = mask if mask is None or mask.dim() == 2 else mask.reshape(batch, heads, target, -1)
+    padding = None if padding is None else padding[:, None, None, :]
+    if given.bias_k is not None:  # one more key, which no mask hides
         k = torch.cat([k, given.bias_k.expand(-1, batch, -1)])
         v = torch.cat([v, given.bias_v.expand(-1, batch, -1)])
-    target, width = q.size(0), q.size(2)
+        mask, padding = (None if m is None else F.pad(m, (0, 1), value=0) for m in (mask, padding))
     # (batch, heads, length, head width)
     q, k, v = (x.reshape(x.size(0), batch, heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
-    logits = torch.matmul(q, k.transpose(-2, -1)) * (width // heads) ** -0.5
-    if given.attn_mask is not None:
-        mask = given.attn_mask
-        logits = _masked(logits, mask if mask.dim() == 2 else mask.reshape(batch, heads, target, -1))
-    if given.key_padding_mask is not None:
-        logits = _masked(logits, given.key_padding_mask[:, None, None, :])
-    weights = torch.softmax(logits, -1)
-    mixed = torch.matmul(weights, v).permute(2, 0, 1, 3).reshape(target, batch, -1)
+    mixed, weights = _attended(q, k, v, (width // heads) ** -0.5, mask, padding)
+    mixed = mixed.permute(2, 0, 1, 3).reshape(target, batch, -1)
     output = F.linear(mixed, given.out_proj_weight, given.out_proj_bias)
     if not batched:
         output, weights = output.squeeze(1), weights.squeeze(0)
@@ -76,13 +81,6 @@ def _projected(given: Any) -> Any:
     own = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
     weights = own if separate else given.in_proj_weight.chunk(3)
     return [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
-
-
-def _masked(logits: Any, mask: Tensor) -> Any:
-    """Apply a mask (True or very negative = blocked, else added); columns that `bias_k` has appended stay unmasked."""
-    if missing := logits.size(-1) - mask.size(-1):
-        mask = F.pad(mask, (0, missing), value=0)
-    return logits.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
 
 
 def embedding(function: Function, ids: Tensor, table: Tensor, *args: Any, **kwargs: Any) -> Any:

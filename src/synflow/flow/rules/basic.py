@@ -173,10 +173,7 @@ def times(value: Any, factor: Any) -> Any:
 
 
 def _weighty(value: Any) -> Any:
-    """A gain that is a parameter and the same tiny number everywhere (ReZero, layer scale) counts as one.
-
-    So it was initialised for its branch to do nothing at first.
-    """
+    """A gain that was initialised to the same tiny number everywhere (ReZero, layer scale) counts as one."""
     if isinstance(value, Flow) or (isinstance(value, Tensor) and value.dtype == torch.bool):
         return value
     if isinstance(value, torch.nn.Parameter) and value.numel():

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...support.nested import leaves, mapped
 from ..dispatch import CHOICE, RULES, Function, Rule, active_mode, composite, stand_in
 from ..tensor import BLOCKING, Choice, Flow, unblocking
-from .basic import add, at_one, homogeneous, product, rearranged
+from .basic import add, at_one, by_name, homogeneous, product, rearranged
 
 # Multiples of the golden section, modulo one, are the most evenly spread.
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -121,10 +121,7 @@ def spread(size: int, number: int) -> Tensor:
 
 
 def select(function: Function, x: Flow, k: int = 1, dim: int = -1, *_: Any, **named: Any) -> Any:
-    """topk: k positions in turn, whose flow passes.
-
-    If all rows together take fewer than there are, these are spread from the first to the last.
-    """
+    """topk: the flow at k positions in turn; if all rows together take fewer than there are, these are spread."""
     axis, number = dim % max(x.dim(), 1), named.get("k", k)
     indices = turns(x.shape, axis, number, x.device)
     size, total = x.shape[axis] if x.dim() else 1, indices.numel()
@@ -155,9 +152,9 @@ def order(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
 
 def statistic(function: Function, x: Flow, *args: Any, **named: Any) -> Any:
     """median, quantile, kthvalue: any entry may be the one, so the mean."""
-    skips = 1 if function.__name__ in ("kthvalue", "quantile", "nanquantile") else 0
-    rest = list(args)[max(0, skips - ("q" in named) - ("k" in named)) :]
-    dim, keepdim = named.get("dim", rest[0] if rest else None), named.get("keepdim", rest[1] if rest[1:] else False)
+    first = {"kthvalue": "k ", "quantile": "q ", "nanquantile": "q "}.get(function.__name__, "")
+    given = by_name(first + "dim keepdim", args, named)
+    dim, keepdim = given.get("dim"), given.get("keepdim", False)
     if dim is None and function.__name__ != "kthvalue":
         return homogeneous(torch.mean, x)
     mean = homogeneous(torch.mean, x, -1 if dim is None else dim, keepdim)

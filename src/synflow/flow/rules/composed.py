@@ -1,7 +1,4 @@
-"""Distances, losses, sums of logarithms, complex numbers, experts, Fourier transforms.
-
-Most of these rules are written in torch operations on flows.
-"""
+"""Distances, losses, sums of logarithms, complex numbers, experts, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ def deformable(x: Any, weight: Any, offset: Any, mask: Any, bias: Any, *settings
 def transform(
     function: Function, x: Flow, size: Any = None, dim: Any = None, norm: str | None = None, **named: Any
 ) -> Any:
-    """A Fourier transform: all its coefficients have the absolute value one, so each output is the sum of all inputs.
-
-    Forward or inverse, of real or complex data; the flow stays real.
-    """
+    """A Fourier transform: its coefficients have the absolute value one, so each output is the sum of all inputs."""
     name, size = function.__name__, named.get("n", named.get("s", size))
     if dim is None:
         length = len(size) if isinstance(size, (tuple, list)) else x.dim()

@@ -1,7 +1,6 @@
 """Linear layers with a large constant weight, such as outputs tied to an embedding: |W| is made a part at a time.
 
-Each product is one operation of its own, so that a recorded measurement holds W itself, which is there anyway, and
-not its absolute values.
+Each product is one operation of its own, so that a recorded measurement holds W and not its absolute values.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def _back(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _parts(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The first row and the absolute values of some rows at a time, all in the same room."""
+    """The first row and the absolute values of some rows at a time, all in the same memory."""
     step = max(1, LARGE // 4 // weight.shape[1])
-    room = torch.empty_like(weight[:step])
+    memory = torch.empty_like(weight[:step])
     for start in range(0, len(weight), step):
         part = weight[start : start + step]
-        yield start, torch.abs(part, out=room[: len(part)])
+        yield start, torch.abs(part, out=memory[: len(part)])
 
 
 for _name, _function in (("positive_linear", _product), ("positive_linear_back", _back)):

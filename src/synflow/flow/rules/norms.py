@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import Function, Rule, active_mode, composite, options, stand_in
+from ..dispatch import Function, Rule, composite, flow_pass, options, stand_in
 from ..tensor import Flow, as_flow, fixed
 from .arithmetic import reciprocal
 from .basic import by_name, homogeneous, note_zero_gain, settled
@@ -38,19 +38,12 @@ def batch_norm(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
     return scaled if constant is None else homogeneous(torch.add, scaled, constant)
 
 
-def _by_mean_flow(x: Flow, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Any:
-    """One scale for the whole tensor: a convolution before a batch norm may be scaled by any factor.
-
-    A scale per channel would keep every unit alive. The pass finds the scale under the id of the running variance.
-    """
+@composite
+def _by_mean_flow(x: Any, variance: Any, weight: Any, bias: Any) -> Any:
+    """One scale for the whole tensor, since one per channel would keep every unit alive; the pass notes the scale."""
     mean = fixed(x).mean()
-    active_mode().flow_pass.mean_flows[id(variance)] = (mean.as_subclass(Tensor), x.exponent)
-    inverse = reciprocal(torch.reciprocal, as_flow(mean, x.exponent))
-    data, shape, gamma = x.as_subclass(Tensor) * fixed(inverse), [-1] + [1] * (x.dim() - 2), _gain(weight)
-    if gamma is not None:
-        data = data * gamma.to(x.dtype).abs().reshape(shape)
-    scaled = settled(data, x.exponent + inverse.exponent, x.degrees)
-    return homogeneous(torch.add, scaled, bias.reshape(shape)) if bias is not None and _counts(bias) else scaled
+    flow_pass().mean_flows[id(variance)] = mean, x.exponent
+    return _affine(x * reciprocal(torch.reciprocal, as_flow(mean.clone(), x.exponent)), weight, bias)
 
 
 @composite
@@ -65,14 +58,11 @@ def _by_parts(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, eps: flo
 def _remembered(
     mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, x: Tensor
 ) -> tuple[Tensor, Tensor | None, bool]:
-    """Gain and shift along the channels (no shift where it is zero), and whether a gain of zero counts as one.
-
-    Made once per network: they are the same at each step.
-    """
+    """Gain, shift (None if zero), and whether a gain of zero counts as one; made once, as no step changes them."""
     given = (mean, variance, weight, bias)
     key = (*map(id, given), eps, x.dtype, x.dim())
     versions = [0 if tensor is None else tensor._version for tensor in given]
-    known = active_mode().flow_pass.constants
+    known = flow_pass().constants
     if key not in known or known[key][1] != versions:
         dtype, shape = x.dtype, [-1] + [1] * (x.dim() - 2)
         sigma = (variance.detach().to(dtype) + eps).sqrt()
@@ -164,16 +154,12 @@ def _gain(weight: Tensor | None) -> Tensor | None:
     return weight.detach()
 
 
-def _counts(shift: Tensor | None) -> bool:
-    return isinstance(shift, Flow) or (shift is not None and bool(shift.any()))
-
-
 def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, by_channel: bool = True) -> Any:
     """Gain, then shift, along the second dimension (or along the trailing dimensions)."""
     shape = [-1] + [1] * (x.dim() - 2)
     gain, shift = (v.reshape(shape) if by_channel and v is not None else v for v in (_gain(gain), shift))
     x = x if gain is None else x * gain
-    return x + shift if shift is not None and _counts(shift) else x
+    return x if shift is None or not (isinstance(shift, Flow) or bool(shift.any())) else x + shift
 
 
 _STAND_INS: dict[str, Rule] = {

@@ -28,7 +28,7 @@ reshape view flatten unflatten squeeze unsqueeze transpose permute movedim t adj
 expand broadcast_to repeat tile repeat_interleave roll flip fliplr flipud rot90 narrow select index_select
 gather take_along_dim __getitem__ chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind
 diagonal diag_embed diag tril triu pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle unfold
-fold as_strided masked_select take combinations atleast_1d atleast_2d atleast_3d ravel alias swapaxes
+fold as_strided masked_select take combinations atleast_1d atleast_2d atleast_3d ravel alias
 unsafe_chunk unsafe_split
 """.split()
 _SUMMED = """
@@ -174,14 +174,12 @@ def window(
         tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
         for value in (kernel_size, stride or kernel_size, padding, dilation)
     ]
-    pool, convolution = getattr(F, f"max_pool{dims}d"), getattr(F, f"conv{dims}d")
-    shape, spatial = pool(torch.zeros_like(fixed(x)), *settings, ceil_mode).shape, x.shape[-dims:]
-    widths: list[int] = []  # with as much at the end as the last window needs
-    for size, out, k, s, p, d in reversed(list(zip(spatial, shape[-dims:], *settings, strict=True))):
-        widths += [p, max(0, (out - 1) * s + d * (k - 1) + 1 - size - p)]
-    ones = torch.ones(1, 1, *settings[0], dtype=x.dtype, device=x.device)
-    planes = F.pad(x.reshape(-1, 1, *spatial), widths)
-    counted = convolution(planes, ones, stride=settings[1], dilation=settings[3]).reshape(shape)
+    shape = getattr(F, f"max_pool{dims}d")(torch.zeros_like(fixed(x)), *settings, ceil_mode).shape
+    counted = x.as_subclass(Tensor)
+    for axis, k, s, p, d in zip(range(-dims, 0), *settings, strict=True):
+        width = d * (k - 1) + 1
+        end = max(0, (shape[axis] - 1) * s + width - x.shape[axis] - p)  # as far as the last window goes
+        counted = F.pad(counted, [*[0, 0] * (-1 - axis), p, end]).unfold(axis, width, s)[..., ::d].sum(-1)
     return homogeneous(torch.clone, as_flow(counted, x.exponent, x.degrees))
 
 
