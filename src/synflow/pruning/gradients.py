@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from ..support.torch_modes import plain_tensors
 from .batch_norm_double_backward import EconomicalNorms
 
 Weights = Mapping[str, Tensor]
+# One for each weight, None where the loss does not depend on it.
+Derivatives = tuple[Tensor | None, ...]
 
 
 @restoring
@@ -26,12 +29,7 @@ def loss_gradients(
     network: Network, masks: Weights | None, *, training: bool = True, temperature: float = 1.0
 ) -> dict[str, Tensor]:
     """dL/dw at the masked weights, summed over the batches (also for masked weights)."""
-    total: dict[str, Tensor] = {}
-    with closing(_losses(network, masks, training, temperature)) as losses:
-        for loss, leaves in losses:
-            _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
-            del loss
-    return total
+    return _over_batches(network, masks, training, temperature, _slopes)
 
 
 @restoring
@@ -39,13 +37,8 @@ def hessian_products(
     network: Network, masks: Weights | None, vectors: Weights, *, training: bool = True, temperature: float = 1.0
 ) -> dict[str, Tensor]:
     """H v, the Hessian of the summed loss times a vector."""
-    total: dict[str, Tensor] = {}
-    losses = _losses(network, masks, training, temperature)
-    with _twice_differentiable(network), closing(losses):
-        for loss, leaves in losses:
-            _accumulate(total, leaves, _products(loss, leaves, vectors))
-            del loss  # and its graph, before the next batch makes another
-    return total
+    with _twice_differentiable(network):
+        return _over_batches(network, masks, training, temperature, partial(_products, vectors=vectors))
 
 
 @restoring
@@ -71,8 +64,7 @@ def meta_gradients(
                     speed[name] = slope + momentum * speed[name] if name in speed else slope
             weights = {name: w - lr * speed[name] if name in speed else w for name, w in weights.items()}
             network.replace(weights)
-        loss = _seeded_loss(network, steps % number)
-        _accumulate(total, leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True))
+        _accumulate(total, leaves, _slopes(_seeded_loss(network, steps % number), leaves))
     return total
 
 
@@ -92,11 +84,11 @@ def _twice_differentiable(network: Network) -> Iterator[None]:
         ) from cause
 
 
-def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> tuple[Tensor | None, ...]:
+def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> Derivatives:
     inputs = list(leaves.values())
     first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
     along = [_Along.apply(g, vectors[n]) for n, g in zip(leaves, first, strict=True) if g is not None]
-    del first  # its graph is held by what was made of it, the gradients themselves need not be
+    del first  # `along` holds its graph; the gradients themselves are not needed
     slope = torch.stack(along).sum() if along else loss * 0.0
     if not slope.requires_grad:
         return (None,) * len(inputs)
@@ -105,7 +97,7 @@ def _products(loss: Tensor, leaves: Weights, vectors: Weights) -> tuple[Tensor |
 
 
 class _Along(torch.autograd.Function):
-    """A number whose derivative by a gradient is the vector: their product, which nobody reads, is left out."""
+    """A number whose derivative by a gradient is the vector; its value, which nobody reads, is not computed."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, vector: Tensor) -> Tensor:
@@ -153,15 +145,22 @@ def masked_weights(network: Network, masks: Weights | None) -> dict[str, Tensor]
     return result
 
 
-def _losses(
-    network: Network, masks: Weights | None, training: bool, temperature: float
-) -> Generator[tuple[Tensor, dict[str, Tensor]], None, None]:
-    """The loss of each batch; to be closed, so that random numbers and modes come back at once on an error."""
+def _over_batches(
+    network: Network, masks: Weights | None, training: bool, temperature: float,
+    derivatives: Callable[[Tensor, Weights], Derivatives],
+) -> dict[str, Tensor]:  # fmt: skip
+    """The sum over the batches of derivatives of their losses by the weights."""
+    total: dict[str, Tensor] = {}
     leaves = leaves_in_place(network, masks, training)
     for position in range(len(network.batches)):
         # The same random numbers (dropout) in every pass over the same batch.
         with isolated(network.seed + position, network.device):
-            yield _loss(network, position, temperature), leaves
+            _accumulate(total, leaves, derivatives(_loss(network, position, temperature), leaves))
+    return total
+
+
+def _slopes(loss: Tensor, leaves: Weights) -> Derivatives:
+    return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
 
 
 def leaves_in_place(network: Network, masks: Weights | None, training: bool) -> dict[str, Tensor]:
@@ -186,7 +185,7 @@ def _loss(network: Network, position: int, temperature: float = 1.0) -> Tensor:
         lambda: network.call(to_precision(inputs, network)),
     )
     if temperature != 1.0:
-        outputs = pytree.tree_map(lambda leaf: _scale(leaf, temperature), outputs)
+        outputs = pytree.tree_map(lambda leaf: leaf / temperature if is_floating(leaf) else leaf, outputs)
     what = f"the loss fails on batch {position} of {number}, for which the model returned {_describe(outputs)}"
     loss = _told(what, lambda: network.loss(outputs, targets), "; give a function of outputs and targets: loss=...")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -202,7 +201,7 @@ def _loss(network: Network, position: int, temperature: float = 1.0) -> Tensor:
 
 
 def _told(what: str, call: Callable[[], Any], advice: str = "") -> Any:
-    """What a call of the user's code returns; an error of its own says where it came from."""
+    """The result of a call of the user's code; an error in it becomes one that says where it came from."""
     try:
         return call()
     except (SynflowError, torch.OutOfMemoryError):
@@ -211,7 +210,7 @@ def _told(what: str, call: Callable[[], Any], advice: str = "") -> Any:
         raise SynflowError(f"{what}: {type(cause).__name__}: {cause}{advice}") from cause
 
 
-def _accumulate(total: dict[str, Tensor], leaves: Weights, found: tuple[Tensor | None, ...]) -> None:
+def _accumulate(total: dict[str, Tensor], leaves: Weights, found: Derivatives) -> None:
     for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
         if name not in total:
             total[name] = torch.zeros_like(leaf.detach())
@@ -223,13 +222,12 @@ def to_precision(tree: Any, network: Network) -> Any:
     """Inputs in the precision in which gradients are computed: that of the weights, at least single."""
     wide = next(iter(network.weights.values())).dtype == torch.float64
     dtype = torch.float64 if wide else torch.float32
-    return pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
-    )
+    return pytree.tree_map(lambda leaf: leaf.to(dtype) if is_floating(leaf) else leaf, tree)
 
 
-def _scale(leaf: object, temperature: float) -> object:
-    return leaf / temperature if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf of nested arguments is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _describe(value: object) -> str:

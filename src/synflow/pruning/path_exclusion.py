@@ -23,7 +23,7 @@ from ..flow.tensor import Flow, as_flow, common_exponent, scaled
 from ..network.private_copy import Network, isolated, restoring
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
-from .gradients import leaves_in_place, to_precision
+from .gradients import is_floating, leaves_in_place, to_precision
 
 # Operations that let a path pass where their input is positive.
 _PLAIN = "relu relu6 leaky_relu prelu rrelu gelu silu mish elu selu celu hardswish".split()
@@ -35,7 +35,7 @@ def path_saliency(network: Network, masks: Mapping[str, Tensor] | None, training
     factors: list[Flow] = []
     for inputs, _ in network.batches:
         inputs = to_precision(inputs, network)
-        squares = [leaf.square() for leaf in pytree.tree_leaves(inputs) if _is_floating(leaf)]
+        squares = [leaf.square() for leaf in pytree.tree_leaves(inputs) if is_floating(leaf)]
         hooks = _PathHooks(squares, _open_activations(network, masks, training, inputs))  # type: ignore[abstract]
         ones = {name: (size > 0).to(size.dtype) for name, size in absolute(network, masks).items()}
         batch = dataclasses.replace(network, example=inputs)
@@ -50,7 +50,7 @@ def path_saliency(network: Network, masks: Mapping[str, Tensor] | None, training
 class _PathHooks(PassHooks):
     """Feeds a flow pass with inputs and open activations, collects its outputs, or weighs them.
 
-    What it does not define does nothing, as the protocol has it.
+    The methods of the protocol that it does not define do nothing.
     """
 
     def __init__(
@@ -134,10 +134,6 @@ def _open_activations(
 
 def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["input"]
-
-
-def _is_floating(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _sum(pair: tuple[Flow, Flow]) -> Flow:

@@ -20,7 +20,7 @@ from ..errors import SynflowError
 from ..network.private_copy import Network, isolated, restoring
 from ..support.chunked import count
 from ..support.private_torch import pytree
-from .gradients import leaves_in_place, masked_weights
+from .gradients import is_floating, leaves_in_place, masked_weights
 
 # An example of one input stands for a batch of this many: batch norms need several; more would need much memory.
 INPUTS = 16
@@ -72,10 +72,9 @@ def _random_inputs(network: Network, generator: torch.Generator, dtype: torch.dt
     single = all(tensor.dim() > 1 and tensor.shape[0] == 1 for tensor in tensors)
 
     def draw(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        leaf = leaf.expand(INPUTS, *leaf.shape[1:]) if single else leaf
-        return _normal(leaf.to(dtype), generator) if leaf.is_floating_point() else leaf
+        if isinstance(leaf, Tensor) and single:
+            leaf = leaf.expand(INPUTS, *leaf.shape[1:])
+        return _normal(leaf.to(dtype), generator) if is_floating(leaf) else leaf
 
     return pytree.tree_map(draw, network.example)
 
@@ -97,7 +96,7 @@ def _outputs(
         ) from cause
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         result = vars(result)
-    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if is_floating(leaf)]
     if not outputs:
         raise SynflowError(f"ntk_sap: {type(network.model).__name__} has no floating output")
     return outputs
@@ -105,7 +104,7 @@ def _outputs(
 
 @contextmanager
 def _own_statistics(network: Network) -> Iterator[list[_BatchNorm]]:
-    """Batch norms that take over the statistics of a pass at once; their own come back afterwards."""
+    """Batch norms that take over the statistics of each pass; their own are restored afterwards."""
     norms = [m for m in network.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     before = [(norm.momentum, {key: value.clone() for key, value in norm.named_buffers()}) for norm in norms]
     try:
