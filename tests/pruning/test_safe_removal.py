@@ -17,9 +17,8 @@ from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import connected, fewest_weights, shortest_path
 from synflow.network.private_copy import open_network
 from synflow.pruning.engine import EngineSettings
-from synflow.pruning.flow_loop import _bound, _rescuer
 from synflow.pruning.plain_engine import PlainEngine
-from synflow.pruning.safe_removal import StuckError, remove_safely
+from synflow.pruning.safe_removal import PathGuard, StuckError, flow_from_inputs, remove_safely
 from synflow.pruning.settings import checked_run
 
 
@@ -316,7 +315,7 @@ def test_the_bound_is_in_the_units_of_the_flow():
     engine = PlainEngine(network, everything(network), EngineSettings())
     scores, bare = engine.measure(), measure(network, options=WITHOUT_SHIFTS)
     assert scores.flow.exponent != bare.exponent
-    bound, weighed = _bound(engine, scores)
+    bound, weighed = flow_from_inputs(engine, scores)
     assert weighed is scores
     assert math.log2(bound) + scores.flow.exponent == pytest.approx(bare.log2)
 
@@ -325,8 +324,9 @@ def test_a_rescue_keeps_a_shortest_path():
     model = nn.Sequential(mlp(4, 8, 8), Add(mlp(8, 8, 8), nn.Identity()), mlp(8, 3))
     run = dataclasses.replace(checked_run(model, torch.zeros(1, 4), density=0.5, steps=2), shield=None)
     path, fewest = shortest_path(run.network, run.start, heavy=True), fewest_weights(run.network)
+    guard = PathGuard(run, run.new_engine(spread=False))
     for keep in (fewest, fewest + 5):
-        around = list(_rescuer(run)(masks=run.start, keep=keep))
+        around = list(guard._others(run.start, keep))
         assert [kept(masks) for masks in around] == [keep] * len(around)
         assert all(bool((path[name] <= around[-1][name]).all()) for name in path)
         assert connected(run.network, around[-1])

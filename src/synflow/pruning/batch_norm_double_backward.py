@@ -1,4 +1,4 @@
-"""Batch norm whose second derivative is written out: what torch makes of it holds seven images more at its peak.
+"""Batch norm with an explicit second derivative: that of torch needs seven more images of memory at its peak.
 
 With xh = (x - mean) s, s = 1 / sqrt(var + eps), and P(v) = v - mean(v) - xh mean(v xh), which takes out what the
 statistics do not let pass, y = gamma xh + beta has the derivatives dx = gamma s P(g), dgamma = sum(g xh),
@@ -21,12 +21,12 @@ from torch import Tensor
 from ..support.memory import give_back
 from ..support.torch_modes import SafeMode
 
-# So many numbers are done at a time, channel by channel: little is held besides the results.
+# How many numbers are computed at a time, channel by channel: little memory is needed besides the results.
 PART = 1 << 18
 
 
 class EconomicalNorms(SafeMode):
-    """Within it, batch norms that take the statistics of the batch need little memory for a second derivative."""
+    """A mode in which batch norms with the statistics of the batch need little memory for a second derivative."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         function = _batch_norm if self.entered and func is F.batch_norm else func
@@ -39,7 +39,7 @@ def _batch_norm(
 ) -> Tensor:  # fmt: skip
     channels = input.shape[1] if input.dim() > 1 else 0
     result: Tensor
-    if not training or channels == 0 or input.numel() <= channels:  # the last is an error, which torch has words for
+    if not training or channels == 0 or input.numel() <= channels:  # torch raises its own error for the last
         result = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     else:
         result = _Norm.apply(input, weight, bias, running_mean, running_var, momentum, eps)

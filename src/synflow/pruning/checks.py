@@ -1,4 +1,4 @@
-"""What is refused at the door: numbers out of range, counts at which no path is left."""
+"""Settings that are refused before anything is computed: numbers out of range, counts at which no path is left."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .skeleton import short_path
 
 # A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
 FEW = 64
-# A skeleton has a few weights per layer: down to this many per layer a balanced run is led by none until it needs one.
+# Where more weights per layer than this are to stay, a balanced run looks for a skeleton only once it needs one.
 TIGHT = 8
-# The most steps that a run may ask for: more than networks of any size profit from, and a typing error is told at once.
+# The most steps that a run may ask for: no network profits from more, and a typing error is refused at once.
 MOST_STEPS = 10**6
 
 
@@ -31,15 +31,15 @@ def check_kinds(loss: Any, data: Any) -> None:
         raise SynflowError(f"data must be batches (inputs, targets), such as a list or a DataLoader, got {brief(data)}")
 
 
-def checked_numbers(steps: Any, margin: Any, seed: Any) -> tuple[int | None, float, int]:
-    """The same as plain numbers of Python; those of NumPy are taken, too."""
+def checked_margin(margin: Any) -> float:
+    """A share of the flow, as a number of Python; here and below those of NumPy are taken, too."""
     if not _is_number(margin) or not 0 < margin < 1:
         raise SynflowError(f"margin must lie between 0 and 1, got {brief(margin)}")
-    return checked_steps(steps), float(margin), checked_seed(seed)
+    return float(margin)
 
 
 def checked_steps(steps: Any) -> int | None:
-    """A number of steps, or None: as many as the score usually takes."""
+    """A number of steps, or None: the default of the score."""
     if steps is not None and (not _is_whole(steps) or steps < 1):
         raise SynflowError(f"steps must be a whole number of at least 1, got {brief(steps)}")
     if steps is not None and steps > MOST_STEPS:
@@ -99,7 +99,7 @@ def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, st
     try:
         fewest = fewest_weights(network, masks)
         if fewest is not None and (fewest > keep or (keep <= TIGHT * len(masks) and not single_length(network))):
-            # The number holds for the whole network; what masks leave may be narrower, which the loop finds out.
+            # The number holds for the whole network; under the masks more may be needed, which the loop finds out.
             least, fewest = least_for_path(network), count(short_path(network, enough=keep))
             found = "" if fewest == least else " (the fewest that were found)"
     except NoRuleError:
@@ -119,7 +119,7 @@ def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, st
 
 
 def path_to_keep(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[str, Tensor] | None:
-    """A path that stays in any case, where paths differ in length: flow alone may lead onto a longer one."""
+    """A path to protect, where paths differ in length: flow alone may lead onto a longer one."""
     if keep > FEW * len(network.weights) or single_length(network):
         return None
     path = shortest_path(network, start, heavy=True)

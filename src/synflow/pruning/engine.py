@@ -1,6 +1,6 @@
-"""The door between the idea and the engines: the few things that the pruning loop asks of one.
+"""The interface of the engines: the few things that the pruning loop asks of one.
 
-The plain engine (plain_engine.py) does them as the paper writes them down; the fast one (synflow.engine) sooner and in
+The plain engine (plain_engine.py) does them as the paper describes; the fast one (synflow.engine) takes less time and
 less memory. Both choose the same weights: in float64 their masks are equal.
 """
 
@@ -10,7 +10,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ class EngineSettings:
     """What an engine has to know of a run.
 
     `power` is the power of the weights in the flow. With `balanced`, the scores of each layer are scaled to sum to the
-    flow R. `cuts` are the layers that do so by their place in the network. With `spread`, scores in the other layers
-    are |w| times the root of dR/d|w|. `steps` is how many steps lie ahead, None if that is not known.
+    flow R. `cuts` are the layers whose scores do so unscaled. With `spread`, scores in the other layers are |w| times
+    the root of dR/d|w|. `steps` is the number of steps of the run, None if it is not known.
     """
 
     power: int = 1
@@ -60,7 +60,7 @@ class Removal(Protocol):
 
 
 class Engine(Protocol):
-    """Measure what is left, find the lightest weights, remove them."""
+    """Measure the flow, find the lightest weights, remove them."""
 
     name: str
     count: int
@@ -95,11 +95,10 @@ class Engine(Protocol):
         """The masks, in tensors of their own."""
 
 
-# An engine takes and returns scores and removals of its own kind, which the type system cannot express here.
-MakeEngine = Callable[[Network, Mapping[str, Tensor], EngineSettings], Any]
+MakeEngine = Callable[[Network, Mapping[str, Tensor], EngineSettings], Engine]
 
-# The engines by name: a module and the class in it. The fast engine stands above this package, so it is named here
-# and loaded when a run asks for it.
+# The engines by name: a module and the class in it. The fast engine is in a higher room, so it is named here and
+# imported when a run asks for it.
 ENGINES = {"fast": ("synflow.engine", "FastEngine"), "plain": ("synflow.pruning.plain_engine", "PlainEngine")}
 
 
@@ -112,12 +111,12 @@ def engine_named(name: str) -> MakeEngine:
     return found
 
 
-# The largest factor of a layer's scores: times the least flow that float32 holds it is still finite.
+# The largest factor of a layer's scores, so that no scaled score overflows float32.
 LARGEST_FACTOR = 2.0**100
 
 
 def balancing(sums: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
-    """What scales the scores of each layer to sum to R; nothing in cuts, which do so to the last bit."""
+    """The factor under which the scores of each layer sum to R; none for cuts, whose scores do so to the last bit."""
     return {name: min(flow / own, LARGEST_FACTOR) for name, own in sums.items() if name not in cuts and own > 0}
 
 

@@ -1,7 +1,7 @@
 """Levelled weights: each layer scaled by a power of two, so that some of the flow passes every layer.
 
 Beside a trunk that carries far more, a branch has next to no flow, and the weights that read it are the lightest of
-their layer: by score alone they all go before any other does, and the branch with them. Scaled up, the branch has its
+their layer: by score alone they are all removed before any other, and the branch dies. Scaled up, the branch has its
 share of the flow. Which paths there are does not depend on scales, so levelled weights serve to rank what keeps layers
 alive, and for nothing else.
 """
@@ -23,7 +23,7 @@ from ..network.private_copy import Network
 ENOUGH = 2.0**-3
 # The layers of a branch are scaled together, so each by a part of what it lacks; scales before a norm do nothing.
 PART = 0.5
-# Measurements that may be spent; each has to bring the layer with the least flow a factor of two.
+# The most measurements; each has to double the flow of the layer that has the least.
 ROUNDS = 8
 # No layer is scaled by more than 2^60 in all, which float32 holds.
 MOST = 60

@@ -1,10 +1,10 @@
-"""The guard of balanced scores: after each removal every layer has a weight on a live path.
+"""The guard of every layer: after each removal every layer has a weight on a live path.
 
-Balanced scores of a layer sum to the flow R, so a removal whose scores sum to less than R takes no layer whole (the
-paper's Theorem 3, on any graph). The theorem does not say that the weights left in a branch are still fed: removing
-weights of the trunk can cut off the units that the branch reads. So each removal is checked, and halved where a layer
-would die. Where halving does not help, a skeleton of the weights that are left is protected from then on. Where the
-count asked for is smaller than the skeleton, layers are given up one by one, lightest first.
+Balanced scores of a layer sum to the flow R, so a removal whose scores sum to less than R empties no layer (the paper's
+Theorem 3, on any graph). The theorem does not say that the weights left in a branch are still fed: removing weights of
+the trunk can cut off the units that the branch reads. So each removal is checked, and halved where a layer would die.
+Where halving does not help, a skeleton of the weights that are left is protected from then on. Where fewer weights are
+to stay than the skeleton has, layers are given up one by one, lightest first.
 """
 
 from __future__ import annotations
@@ -13,59 +13,75 @@ import math
 import warnings
 from typing import Any
 
-from torch import Tensor
-
 from ..masks.checks import some
-from ..support.chunked import count, lightest
-from ..support.ranking import keep_best
-from .allocation import allocate
+from ..support.chunked import lightest
 from .engine import Engine, Removal, StepScores
-from .safe_removal import StuckError
+from .safe_removal import StuckError, after_lightest, flow_from_inputs
+from .scopes import difference
 from .settings import PruningRun
 from .skeleton import FROM_INPUTS, Skeleton, find_skeleton
 
-# So many removals of one step may fail before a skeleton is protected: each costs a measurement.
+# How many removals of one step may fail before a skeleton is protected: each costs a measurement.
 PATIENCE = 8
 
 
 class LayerGuard:
     """Removes the weights of one run so that every layer that was alive at first stays alive."""
 
-    def __init__(self, run: PruningRun, engine: Engine) -> None:
-        self._run, self._engine = run, engine
-        self.needed = engine.live_layers()
+    def __init__(self, run: PruningRun, engine: Engine, needed: frozenset[str]) -> None:
+        self._run, self._engine, self._needed = run, engine, needed
         self.skeleton = run.skeleton
         self._limit = run.network.size
         self._failures = 0
 
-    def remove(self, scores: StepScores, keep: int, budget: float = math.inf) -> tuple[float, bool]:
-        """Go on towards a count; what the removed weights weigh, and whether the count is reached.
+    def remove(self, scores: StepScores, keep: int) -> tuple[float, bool]:
+        """Go on towards a count: the share of the flow that was removed, and whether the count is reached."""
+        lost = self._remove(scores, keep, math.inf)
+        return lost / scores.flow.value, self._engine.count == keep
 
-        With a budget, weights go whose scores sum to less than it, but at least one.
-        """
+    def remove_by_margin(self, scores: StepScores) -> float:
+        """A certified step: remove weights whose scores sum to less than the margin; the share that was removed."""
+        bound, weighed = flow_from_inputs(self._engine, scores)
+        lost = self._remove(weighed, self._run.keep, self._run.margin * bound)
+        return lost / bound if bound > 0 else math.nan
+
+    def _remove(self, scores: StepScores, keep: int, budget: float) -> float:
+        """Remove weights whose scores sum to less than the budget, but at least one; the sum of their scores."""
         if self._engine.count == keep:
-            return 0.0, True
+            return 0.0
         if self.skeleton is None:
             lost = self._checked(self._wanted(scores, keep, budget), scores, budget)
             if lost is not None:
-                complete = self._engine.count == keep
-                self._failures = 0 if complete else self._failures
-                return lost, complete
+                if self._engine.count == keep:
+                    self._failures = 0
+                return lost
             self.skeleton = find_skeleton(self._run.network, self._engine.masks(), self._run.keep)
-        return self._around_skeleton(scores, keep, budget)
+        aim = keep if budget == math.inf else max(keep, min(self.skeleton.size, self._engine.count - 1))
+        if not self.skeleton.shrink_to(aim):
+            raise StuckError(self.skeleton.size)
+        # The skeleton proves that its layers stay alive.
+        going = self._allocated(scores, aim, budget, self.skeleton)
+        self._engine.remove(going)
+        return going.total
 
     def _wanted(self, scores: StepScores, keep: int, budget: float) -> Removal:
         """What the scope would remove."""
-        run, engine = self._run, self._engine
-        if run.is_global:
-            going: Removal = engine.lightest(scores, engine.count - keep, budget)
-            return going if going.number else engine.lightest(scores, 1)
-        masks, whole = engine.masks(), scores.whole()
-        kept = allocate(run.network, run.scope, whole, masks, keep)
-        return engine.removal(_affordable(whole, masks, kept, budget), scores)
+        if not self._run.is_global:
+            return self._allocated(scores, keep, budget, None)
+        going = self._engine.lightest(scores, self._engine.count - keep, budget)
+        return going if going.number else self._engine.lightest(scores, 1)
+
+    def _allocated(self, scores: StepScores, keep: int, budget: float, skeleton: Skeleton | None) -> Removal:
+        """What the scope would remove beside a skeleton: all down to the count, or the lightest within the budget."""
+        masks, whole = self._engine.masks(), scores.whole()
+        kept = self._run.allocate(whole, masks, keep, None if skeleton is None else skeleton.masks())
+        if budget < math.inf:
+            number = max(lightest(whole, difference(masks, kept), budget), 1)
+            kept = after_lightest(whole, masks, kept, number)
+        return self._engine.removal(kept, scores)
 
     def _checked(self, going: Removal, scores: StepScores, budget: float) -> float | None:
-        """Remove weights if every layer stays alive, else fewer of the lightest; what they weigh, None for nothing."""
+        """Remove weights if every layer stays alive, else fewer of the lightest; their total, None where none went."""
         wanted = going.number
         if wanted > self._limit and self._run.is_global:
             going = self._engine.lightest(scores, self._limit)
@@ -88,36 +104,10 @@ class LayerGuard:
     def _removed(self, going: Removal) -> bool:
         """Remove weights if every layer stays alive."""
         undo = self._engine.remove(going)
-        if self.needed <= self._engine.live_layers():
+        if self._needed <= self._engine.live_layers():
             return True
         undo()
         return False
-
-    def _around_skeleton(self, scores: StepScores, keep: int, budget: float) -> tuple[float, bool]:
-        """Remove the lightest weights outside of the skeleton, which proves that its layers stay alive."""
-        assert self.skeleton is not None
-        run, masks, whole = self._run, self._engine.masks(), scores.whole()
-        aim = keep
-        if budget < math.inf:
-            aim = max(keep, min(self.skeleton.size, self._engine.count - 1))
-        if not self.skeleton.shrink_to(aim):
-            raise StuckError(self.skeleton.size)
-        kept = allocate(run.network, run.scope, whole, masks, aim, self.skeleton.masks())
-        going = self._engine.removal(_affordable(whole, masks, kept, budget), scores)
-        self._engine.remove(going)
-        return going.total, self._engine.count == keep
-
-
-def _affordable(
-    scores: dict[str, Tensor], masks: dict[str, Tensor], kept: dict[str, Tensor], budget: float
-) -> dict[str, Tensor]:
-    """The masks after a part of a removal: its lightest weights, within the budget, but at least one."""
-    if budget == math.inf:
-        return kept
-    going = {name: mask & ~kept[name] for name, mask in masks.items()}
-    number = max(lightest(scores, going, budget), 1)
-    staying = keep_best(scores, going, max(count(going) - number, 0))
-    return {name: mask | staying[name] for name, mask in kept.items()}
 
 
 def tell_given_up(

@@ -1,4 +1,4 @@
-"""The pruning loop: score, allocate, mask, and again; `prune`, `iterate` and `score` are its public faces."""
+"""The public functions `prune`, `iterate` and `score`, and the loop of the scores that have no flow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..masks.checks import full_masks
 from ..masks.results import Masks, Step
 from ..network.private_copy import Batch, Loss
 from ..network.selection import Select
-from ..support.chunked import count, count_true
+from ..support.chunked import count
 from ..support.torch_modes import without_autocast
-from .allocation import allocate
 from .flow_loop import flow_steps
 from .live_layers import tell_given_up
 from .schedules import certified
+from .scopes import difference
 from .scores import SCORE_FORM, SCORES, Score
 from .settings import PruningRun, checked_run, open_for, with_settings
 
@@ -88,12 +88,12 @@ def score(
 
 
 def _shown(run: PruningRun, hold: bool) -> Iterator[Step]:
-    """The steps, with a progress bar on request; an interrupt tells how far they came."""
+    """The steps of a run, with a progress bar on request; an interrupt says how far the run came."""
     total = None if run.schedule is certified else run.steps
     done, density = 0, count(run.start) / run.network.size
     with tqdm(total=total, disable=not run.progress, desc=f"prune ({run.about['method']})", unit="step") as bar:
         try:
-            for step in _steps(run, hold):
+            for step in flow_steps(run, hold) if run.traits.flow_power is not None else _scored_steps(run):
                 done, density = step.index, step.density
                 flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
                 bar.set_postfix_str(f"density {step.density:.4g}{flow}")
@@ -104,31 +104,23 @@ def _shown(run: PruningRun, hold: bool) -> Iterator[Step]:
             raise PruningInterrupt(f"{steps}, at density {density:.4g}") from interrupt
 
 
-def _steps(run: PruningRun, hold: bool) -> Iterator[Step]:
-    if run.traits.flow_power is not None:
-        yield from flow_steps(run, hold)
-        return
+def _scored_steps(run: PruningRun) -> Iterator[Step]:
+    """The steps of a score without a flow; where they are guarded, a skeleton stays."""
     assert run.steps is not None
-    masks, size, shield = run.start, run.network.size, None
+    masks, size, skeleton, shield = run.start, run.network.size, run.skeleton, None
     for index in range(1, run.steps + 1):
         keep = min(count(masks), run.kept_after(index))
         candidates, scores = run.start if run.traits.revives else masks, without_autocast(run.score)(run.network, masks)
-        if run.skeleton is not None:
-            if not run.skeleton.shrink_to(keep):
+        if skeleton is not None:
+            if not skeleton.shrink_to(keep):
                 raise SynflowError(
-                    f"the guard stopped at {run.skeleton.size} of {size} weights, not {keep} as asked for: each lies "
-                    "on every path that is left; ask for a lower compression, or guard=False"
+                    f"the guard stopped at {skeleton.size} of {size} weights, not {keep} as asked for: each lies on "
+                    "every path that is left; ask for a lower compression, or guard=False"
                 )
-            shield = run.skeleton.masks()
-        masks = allocate(run.network, run.scope, scores, candidates, keep, shield)
-        if run.skeleton is not None and index == run.steps:
-            free = allocate(run.network, run.scope, scores, candidates, keep)
-            _tell(run, sum(count_true(masks[name] & ~free[name]) for name in masks))
+            shield = skeleton.masks()
+        masks = run.allocate(scores, candidates, keep, shield)
         yield Step(index, keep / size, keep, None, None, 1, masks, scores)
-
-
-def _tell(run: PruningRun, changed: int) -> None:
-    """Say what the guard of a score without a flow cost: how many weights stay because of it."""
-    assert run.skeleton is not None
-    run.about.update(skeleton=run.skeleton.size, kept_by_guard=changed)
-    tell_given_up(run.about, run.skeleton, run.skeleton.layers, run.skeleton.needed)
+    if skeleton is not None:
+        by_guard = difference(masks, run.allocate(scores, candidates, keep))
+        run.about.update(skeleton=skeleton.size, kept_by_guard=count(by_guard))
+        tell_given_up(run.about, skeleton, skeleton.layers, skeleton.needed)

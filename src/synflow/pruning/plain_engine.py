@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper as a reader would write it down: the plain engine, and the loop around it.
+"""Algorithm 1 of the paper in plain code: the plain engine, and the loop around it.
 
     masks = 1
     for k in 1 .. n:
@@ -26,6 +26,7 @@ from ..support.chunked import count, lightest, total_score
 from ..support.ranking import keep_best
 from .engine import EngineSettings, balanced_scores
 from .schedules import exponential
+from .scopes import difference
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class PlainEngine:
         if budget < math.inf:
             number = min(number, lightest(scores.scores, self._masks, budget))
         kept = keep_best(scores.scores, self._masks, self.count - number)
-        gone = {name: mask & ~kept[name] for name, mask in self._masks.items()}
+        gone = difference(self._masks, kept)
         return PlainRemoval(number, total_score(scores.scores, gone), kept, gone)
 
     def weigh(self, removal: PlainRemoval, scores: PlainScores) -> float:
@@ -96,14 +97,14 @@ class PlainEngine:
         return connected(self.network, self._nonzero(removal.masks))
 
     def remove(self, removal: PlainRemoval) -> Callable[[], None]:
-        """Go on with the masks that a removal leaves."""
+        """Take over the masks that a removal leaves; what is returned undoes it."""
         before = self._masks
         self.keep_only(removal.masks)
         return lambda: self.keep_only(before)
 
     def removal(self, masks: Mapping[str, Tensor], scores: PlainScores) -> PlainRemoval:
         """The removal that leaves the given masks."""
-        gone = {name: mask & ~masks[name] for name, mask in self._masks.items()}
+        gone = difference(self._masks, masks)
         return PlainRemoval(count(gone), total_score(scores.scores, gone), dict(masks), gone)
 
     def live_layers(self) -> frozenset[str]:
@@ -111,11 +112,11 @@ class PlainEngine:
         return reach(self.network, self._nonzero(self._masks)).live_layers
 
     def _nonzero(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What masks keep but for weights that are zero, through which nothing flows."""
+        """The weights that masks keep, without those that are zero: nothing flows through them."""
         return {name: magnitude != 0 for name, magnitude in absolute(self.network, masks).items()}
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
-        """Go on with other masks."""
+        """Take over other masks."""
         self._masks = dict(masks)
 
     def masks(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ whatever the architecture. Each layer's rates are scaled to sum to one: a walk p
 skip connection; where branches part, it follows each.
 
 Walks that arrive at random pass a weight of rate p for the first time after Exp(1) / p of them. A weight counts from
-the moment when the weights passed so far join it to an input and to an output: then a whole walk has led through it.
+the moment when the weights passed so far join it to an input and to an output: a whole walk has then passed it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..flow.passes import PassOptions
 from ..flow.paths import reach
 from ..network.private_copy import Network
 
-# How often it is checked which weights are joined, at numbers of weights in geometric progression from one per layer
-# to all: between two checks (12% to 40% more weights) some weights count a little before their path is whole.
+# How many times the joined weights are looked for, at numbers of weights in geometric progression from one per layer
+# to all: between two checks (12% to 40% more weights) some weights count a little before their path is complete.
 CHECKS = 40
 # A walk goes from unit to unit by weights alone.
 _WALKS = PassOptions(shifts=False, divide=False)
@@ -77,7 +77,7 @@ def _joined(network: Network, times: dict[str, Tensor]) -> dict[str, Tensor]:
         now = float(ordered[count - 1])
         some = {name: time <= now for name, time in times.items()}
         for name, on_path in reach(network, some).on_path.items():
-            # A weight that waited for others was joined since the last check; this one is the first to know.
+            # A weight that waited for others was joined between the last check and this one.
             found = torch.where(times[name] > before, times[name], now)
             joined[name] = torch.where(some[name] & on_path & torch.isinf(joined[name]), found, joined[name])
         before = now

@@ -29,7 +29,7 @@ Score: TypeAlias = Callable[[Network, "Mapping[str, Tensor] | None"], Scores]
 
 @dataclass(frozen=True)
 class Traits:
-    """What the pruning loop has to know of a score.
+    """What the pruning loop has to know about a score.
 
     `needs_data`: it reads batches. `flow_power`: it is a share of the flow of |w| ** flow_power, so that the union
     bound can guard it. `balanced`: every layer sums to the flow. `steps`: the number of steps by default. `revives`:
@@ -158,7 +158,7 @@ def grasp(
 
 @traits(needs_data=True)
 def skeletonization(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True) -> Scores:
-    """-dL/dw * w: the first-order increase of the loss when a weight goes."""
+    """-dL/dw * w: the first-order increase of the loss when a weight is removed."""
     return {name: -value for name, value in _loss_saliency(network, masks, training).items()}
 
 

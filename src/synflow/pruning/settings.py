@@ -1,4 +1,4 @@
-"""Every setting of a pruning run, written once, and checked at the door before anything is computed."""
+"""Every setting of a pruning run, defined once, and checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from .checks import (
     check_kinds,
     check_reachable,
     check_target,
-    checked_numbers,
+    checked_margin,
     checked_seed,
+    checked_steps,
     path_to_keep,
     target_density,
 )
 from .engine import Engine, EngineSettings, engine_named
 from .schedules import SCHEDULE_FORM, SCHEDULES, Schedule, certified, exponential
-from .scopes import SCOPE_FORM, SCOPES, Scope, global_scope
+from .scopes import SCOPE_FORM, SCOPES, Scope, allocate, global_scope
 from .scores import SCORE_FORM, SCORES, Score, Traits, traits_of
 from .skeleton import Skeleton, find_skeleton
 
@@ -44,8 +45,8 @@ R = TypeVar("R")
 class PruningRun:
     """A run with all its settings, checked.
 
-    `guard` keeps a path, `guard_layers` every layer alive. `shield` is a path that stays in any case; `skeleton` are
-    weights that do, so that every layer stays alive.
+    `guard` keeps a path, `guard_layers` every layer alive. `shield` is a path that is never removed; `skeleton` is a
+    set of weights that are never removed, so that every layer stays alive.
     """
 
     network: Network
@@ -67,12 +68,12 @@ class PruningRun:
 
     @property
     def traits(self) -> Traits:
-        """What the loop has to know of the score."""
+        """What the loop has to know about the score."""
         return traits_of(self.score)
 
     @property
     def is_global(self) -> bool:
-        """Whether the lightest weights of all may simply go."""
+        """Whether the lightest weights of the whole network are those to remove."""
         return self.scope is global_scope and self.shield is None
 
     def new_engine(self, spread: bool) -> Engine:
@@ -80,8 +81,7 @@ class PruningRun:
         balanced, power = self.traits.balanced, self.traits.flow_power or 1
         kept = cuts(self.network) if balanced else frozenset()
         settings = EngineSettings(power, balanced, kept, spread, self.steps)
-        engine: Engine = engine_named(self.engine)(self.network, self.start, settings)
-        return engine
+        return engine_named(self.engine)(self.network, self.start, settings)
 
     def kept_after(self, step: int) -> int:
         """How many weights stay after a step: round(N * density ** (k / n)) for the paper's schedule."""
@@ -90,6 +90,13 @@ class PruningRun:
             return self.keep
         begin, size = count(self.start) / self.network.size, self.network.size
         return max(self.keep, round(size * begin * self.schedule(step, self.steps, self.density / begin)))
+
+    def allocate(
+        self, scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int,
+        shield: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Masks of `keep` candidates by the scope; a shield stays in any case, by default that of the run."""
+        return allocate(self.network, self.scope, scores, candidates, keep, self.shield if shield is None else shield)
 
 
 def checked_run(
@@ -137,7 +144,7 @@ def checked_run(
     where: Scope = choose("scope", scope, SCOPES, SCOPE_FORM)
     engine_named(engine)
     check_flag("progress", progress)
-    steps, margin, seed = checked_numbers(steps, margin, seed)
+    margin, steps, seed = checked_margin(margin), checked_steps(steps), checked_seed(seed)
     if guard is not None and not isinstance(guard, bool):
         raise SynflowError(f"guard must be True, False or None (by the score), got {brief(guard)}")
     traits = traits_of(function)
@@ -151,7 +158,7 @@ def checked_run(
     keep = round(network.size * target)
     check_target(network, keep, count(start), target)
     if traits.needs_data:
-        _ = network.batches  # missing data is refused at the door
+        _ = network.batches  # missing data is an error before the first step
     check_reachable(network, start, keep, strict=guarded and is_flow)
     if steps is None and fall is not certified:
         steps = traits.steps
@@ -202,17 +209,10 @@ def open_for(
 ) -> Network:  # fmt: skip
     """Open a network for a score, so that errors name it."""
     check_kinds(loss, data)
-    name = f"score {_name(score)!r}"
     return open_network(
-        model,
-        example,
-        select=select,
-        protect=protect,
-        data=data,
-        loss=loss,
-        seed=checked_seed(seed),
-        score_name=name,
-    )
+        model, example, select=select, protect=protect, data=data, loss=loss, seed=checked_seed(seed),
+        score_name=f"score {_name(score)!r}",
+    )  # fmt: skip
 
 
 def _name(value: str | Callable[..., Any]) -> str:

@@ -7,7 +7,7 @@ masks that contain a skeleton keep all its layers alive, whatever else they keep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,24 +20,24 @@ from ..masks.checks import full_masks
 from ..network.private_copy import Network
 from ..support.chunked import count, count_true
 from ..support.ranking import best_of_each, keep_best
-from .allocation import with_shield
-from .engine import Engine, EngineSettings, StepScores, engine_named
+from .engine import EngineSettings, StepScores, engine_named
 from .levels import levelled
+from .scopes import difference, with_shield
 
 # Weights are ranked by the flow from inputs alone, as paths are. Gates share it, so that no layer counts twice. Norms
 # normalise it, so that no branch has so little that its scores underflow.
 FROM_INPUTS = PassOptions(shifts=False, shared=True, norms=True)
-# A skeleton that is only to be protected is small enough once less than this share of it can go at a time.
+# A skeleton to be protected is small enough once less than this share of it can be removed at a time.
 ROUGH = 1 / 8
 # Gates in series meet the weights before them 2, 4, 8, ... times: paths with more weights per layer are not followed.
 LONGEST = 4
-# After so many failed removals the lightest weights are not what can go: layers are levelled, or paths are joined.
+# After this many failed removals something else than the lightest weights is tried: levelling layers, joining paths.
 PATIENCE = 10
 # Shares of each layer that are tried for a path, the smaller first.
 SHARES = (0.1, 0.4, 0.8)
 # A layer is scaled up until this share of the flow passes it: by this many bits more than it lacked, at most by 2^100.
 NEARLY_ALL, CLEARLY, MOST_SCALED = 0.99, 12, 100
-# So many of the lightest layers are compared for how many other layers would die with them.
+# How many of the lightest layers are compared for the number of other layers that would die with them.
 CANDIDATES = 16
 
 
@@ -46,15 +46,21 @@ class Skeleton:
 
     def __init__(self, network: Network, masks: Mapping[str, Tensor]) -> None:
         self._network = self._own = network
-        self._number = 0
         self._path = {name: torch.zeros_like(mask) for name, mask in masks.items()}
-        self._engine = self._new_engine(masks)
+        self._go_on_with(masks)
         self.layers = self.needed = self._engine.live_layers()
-        # Layers that need a weight in any case, alive or not: their last weight is not tried.
+        # Layers that need a weight whether they are alive or not: the last weight of one is not tried.
         self.filled: frozenset[str] = frozenset()
         self.given_up: list[str] = []
-        if not self._lives():
+        if self._dying() is None:
             raise SynflowError("no path leads from an input to an output, so there is no layer to keep alive")
+
+    def _go_on_with(self, masks: Mapping[str, Tensor]) -> None:
+        settings = EngineSettings(balanced=True, cuts=cuts(self._network))
+        self._engine = engine_named("fast")(self._network, masks, settings)
+        self._scores: StepScores | None = None
+        # Weights that cannot be removed, and how many are tried at a time, from one call of `thin_out` to the next.
+        self._blocked, self._number = dict(self._path), count(masks)
 
     @property
     def size(self) -> int:
@@ -68,35 +74,44 @@ class Skeleton:
     def thin_out(self, target: int = 0, rough: bool = False, failures: float = math.inf) -> bool:
         """Remove the lightest weights while every needed layer lives, down to the target.
 
-        A weight that cannot go alone cannot go later either, when even less is left: it is blocked. If all weights are
-        blocked, each is needed. With `rough`, go on beyond the target as long as much can go at a time. False after so
-        many failures.
+        A weight that cannot be removed alone cannot be removed later either, when even fewer are left: it is blocked.
+        If all weights are blocked, each is needed. With `rough`, go on beyond the target as long as many can be removed
+        at a time. False after this many failures.
         """
         while failures > 0:
             if self._number == 1:
                 self._block_last_of_layers()
-            held = count(self._blocked)
-            free = self.size - held
+            free = self.size - count(self._blocked)
             room = min(free, self.size - (0 if rough else target))
             if room < 1:
                 return True
             number = max(min(self._number, room, free // 2), 1)
-            kept = self._without_lightest(number) if number == 1 or held else None
-            if self._removed(number, kept):
-                self._number = number * 2
+            if self._scores is None:
+                self._scores = self._engine.measure(FROM_INPUTS)
+            kept = None
+            if number > 1 and free == self.size:
+                going = self._engine.lightest(self._scores, number)
+            else:
+                ranked = with_shield(self._scores.whole(), self._blocked)
+                kept = keep_best(ranked, self.masks(), self.size - number)
+                going = self._engine.removal(kept, self._scores)
+            undo = self._engine.remove(going)
+            if self._dying() == frozenset():
+                self._scores, self._number = None, number * 2
                 continue
+            undo()  # the scores are still those of the weights
             failures -= 1
             if rough and self.size <= target and number < ROUGH * free:
                 return True
             if kept is not None and number == 1:
-                self._block({name: mask & ~kept[name] for name, mask in self.masks().items()})
+                self._block(difference(self.masks(), kept))
             self._number = max(number // 2, 1)
         return False
 
     def level(self) -> None:
         """Rank weights from now on as if about as much flow passed every layer: no branch is the lightest part."""
         self._network = levelled(self._own, self.masks(), FROM_INPUTS)
-        self._engine = self._new_engine(self.masks())
+        self._go_on_with(self.masks())
 
     def build_anew(self) -> None:
         """Join a path through each needed layer: for networks in which the weights that feed a layer rank lowest."""
@@ -105,7 +120,7 @@ class Skeleton:
         while missing := self.needed - reach(self._network, joined).live_layers:
             path = _path_through(self._network, masks, min(missing))
             joined = {name: mask | path[name] for name, mask in joined.items()}
-        self._engine = self._new_engine(joined)
+        self._go_on_with(joined)
 
     def shrink_to(self, most: int) -> bool:
         """Leave at most this many weights. Where that is impossible, layers are given up one by one, lightest first.
@@ -120,25 +135,17 @@ class Skeleton:
         return True
 
     def hold_a_short_path(self, masks: Mapping[str, Tensor]) -> None:
-        """Keep a path that has few weights in any case, so that giving up layers can lead down to it.
+        """Protect a path of few weights, so that giving up layers can lead down to it.
 
-        It is looked for among the skeleton's own weights first, then among all that the masks keep.
+        It is searched for among the weights of the skeleton and among all that the masks keep.
         """
         own = self.masks()
         self._path = min((short_path(self._network, inside) for inside in (own, masks)), key=count)
         joined = {name: mask | self._path[name] for name, mask in own.items()}
         if count(joined) > self.size:
-            self._engine = self._new_engine(joined)
+            self._go_on_with(joined)
         self._block(self._path)
         self.thin_out()
-
-    def _new_engine(self, masks: Mapping[str, Tensor]) -> Engine:
-        settings = EngineSettings(balanced=True, cuts=cuts(self._network))
-        engine: Engine = engine_named("fast")(self._network, masks, settings)
-        self._scores: StepScores | None = None
-        # Weights that cannot go, and how many go at a time, from one call of `thin_out` to the next.
-        self._blocked, self._number = dict(self._path), count(masks)
-        return engine
 
     def _block(self, weights: Mapping[str, Tensor]) -> None:
         self._blocked |= {name: self._blocked[name] | mask for name, mask in weights.items()}
@@ -148,70 +155,41 @@ class Skeleton:
         full = self.needed | self.filled
         self._block({name: mask for name, mask in self.masks().items() if name in full and count_true(mask) == 1})
 
-    def _measured(self) -> StepScores:
-        """The scores of what is left; a removal that was undone has not changed them."""
-        if self._scores is None:
-            self._scores = self._engine.measure(FROM_INPUTS)
-        return self._scores
-
-    def _without_lightest(self, number: int) -> dict[str, Tensor]:
-        """The masks without the lightest weights that are not blocked."""
-        return keep_best(with_shield(self._measured().whole(), self._blocked), self.masks(), self.size - number)
-
-    def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
-        """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive."""
-        scores = self._measured()
-        going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
-        undo = self._engine.remove(going)
-        if self._lives():
-            self._scores = None
-            return True
-        undo()
-        return False
-
-    def _lives(self) -> bool:
-        """Whether every needed layer is alive, and a path is left in any case."""
-        if not self.needed:
-            return connected(self._network, self.masks())
-        live = self._engine.live_layers()
-        return self.needed <= live and (bool(live) or connected(self._network, self.masks()))
+    def _dying(self) -> frozenset[str] | None:
+        """The needed layers that are dead now; None if no path is left."""
+        live = self._engine.live_layers() if self.needed else frozenset()
+        return self.needed - live if live or connected(self._network, self.masks()) else None
 
     def _give_up(self) -> bool:
         """Give up a light layer, with those that die with it; False where that would leave no path.
 
-        Of the lightest layers the one goes that takes the fewest others with it, so that no more go than must.
+        Of the lightest layers it is the one with which the fewest others die.
         """
         flows = self._engine.measure().layer_flows
         off_path = [name for name in self.needed if not bool(self._path[name].any())]
-        best: tuple[int, list[str], dict[str, Tensor]] | None = None
-        tried = 0
+        found: list[tuple[frozenset[str], str]] = []
         for name in sorted(off_path, key=lambda name: (flows.get(name, 0.0), name)):
-            kept = self.masks()
-            kept[name] = torch.zeros_like(kept[name])
-            dying = self._dying(kept)
-            if dying is None:
-                continue
-            if best is None or len(dying) < best[0]:
-                best = len(dying), sorted(dying), kept
-            tried += 1
-            if best[0] == 1 or tried == CANDIDATES:
-                break
-        if best is None:
+            undo = self._empty(name)
+            dying = self._dying()
+            undo()
+            if dying is not None:
+                found.append((dying, name))
+                if len(dying) == 1 or len(found) == CANDIDATES:
+                    break
+        if not found:
             return False
-        _, names, kept = best
-        self._engine.remove(self._engine.removal(kept, self._engine.measure()))
+        dying, name = min(found, key=lambda each: len(each[0]))
+        self._empty(name)
         self._scores, self._blocked = None, dict(self._path)
-        self.needed -= set(names)
-        self.given_up += names
+        self.needed -= dying
+        self.given_up += sorted(dying)
         return True
 
-    def _dying(self, kept: Mapping[str, Tensor]) -> frozenset[str] | None:
-        """The needed layers that die if only the given masks stay; None if no path is left."""
-        undo = self._engine.remove(self._engine.removal(kept, self._engine.measure()))
-        live = self._engine.live_layers()
-        path = bool(live) or connected(self._network, self.masks())
-        undo()
-        return self.needed - live if path else None
+    def _empty(self, name: str) -> Callable[[], None]:
+        """Remove all weights of a layer; what is returned puts them back."""
+        kept = self.masks()
+        kept[name] = torch.zeros_like(kept[name])
+        return self._engine.remove(self._engine.removal(kept, self._engine.measure()))
 
 
 def _path_through(network: Network, masks: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
@@ -247,7 +225,7 @@ def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = m
     target = int(min(most, skeleton.size))
     thin, size = skeleton.thin_out(target, rough=True, failures=PATIENCE), math.inf
     while not thin and skeleton.size < size / 2:
-        # What has gone changes the flow of the rest, so that it is levelled again as long as that brings much.
+        # Removals change the flow of the other weights, so they are levelled again while that halves the skeleton.
         size = skeleton.size
         skeleton.level()
         thin = skeleton.thin_out(target, rough=True, failures=PATIENCE)
@@ -255,7 +233,7 @@ def find_skeleton(network: Network, masks: Mapping[str, Tensor], most: float = m
         thinned = skeleton.masks()
         skeleton.build_anew()
         skeleton.thin_out(target, rough=True)
-        if skeleton.size > most:  # with more patience, as `limits` has it
+        if skeleton.size > most:  # without a limit on failures, as in `limits`
             patient = Skeleton(network, thinned)
             patient.thin_out()
             skeleton = min(skeleton, patient, key=lambda found: found.size)
