@@ -30,8 +30,9 @@ def prune(run: PruningRun) -> Masks:
 
     `example` is a tensor, a tuple of positional or a dict of keyword arguments of `model.forward`; data-free scores
     look at its shapes and types only. `data` is an iterable of `(inputs, targets)` for the scores that need it. By
-    default SynFlow takes 100 exponential steps and every other score one. `guard` splits a step of a flow score that
-    would remove all the flow, so that no network collapses; `guard=False` is the paper's algorithm to the letter.
+    default scores of a flow, `ntk_sap` and `px` take 100 exponential steps, `force` 10, every other score one. `guard`
+    splits a step that would cut the last path; under `balanced`, and under any score with `guard=True`, it keeps every
+    layer alive as long as the count allows it. `guard=False` is the method of its paper to the letter.
     `synflow.pruning.settings.checked_run` describes each setting.
 
     >>> import torch

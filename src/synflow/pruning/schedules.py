@@ -36,7 +36,7 @@ def linear_density(step: int, steps: int, density: float) -> float:
 
 
 def certified(step: int, steps: int, density: float) -> float:
-    """Straight to the target; the pruning loop cuts the way into steps that provably leave a path.
+    """Directly to the target density, in as few steps as provably leave a path.
 
     Each step removes the least-scored weights whose scores sum to less than `margin` times the flow. By the union
     bound some path survives, in any architecture.

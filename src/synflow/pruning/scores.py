@@ -103,7 +103,7 @@ def lamp(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
 
 
 def phew(network: Network, masks: Mapping[str, Tensor] | None = None) -> Scores:
-    """One over the number of random walks, biased by |w|, until one from end to end has passed the weight."""
+    """One over the index of the first random walk that passes the weight; walks prefer large |w|."""
     return {name: time.reciprocal() for name, time in first_visits(network, masks).items()}
 
 
@@ -117,7 +117,7 @@ def ntk_sap(
 
 @traits(needs_data=True, steps=100)
 def px(network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = False) -> Scores:
-    """w^2 dR/dw^2, R = the flow of squared weights, outputs weighted by the data that active paths bring them."""
+    """w^2 dR/dw^2, R = the flow of squared weights, weighted by the data that reaches each output on active paths."""
     return path_saliency(network, masks, training)
 
 
