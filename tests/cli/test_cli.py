@@ -200,7 +200,7 @@ def test_scores_and_schedules_of_ones_own(run, tmp_path):
     assert json.loads(run("compare own named --json").out)["overlaps"]["named"][-1]["overlap"] == 1
     assert "reads data; name a data set" in run("prune net.py:make --compression 10 --score own.py:reads", code=2).err
     assert "has no function 'gone'" in run("prune net.py:make --compression 10 --score own.py:gone", code=2).err
-    assert "that file is run" in re.sub(r"[│\s]+", " ", run("prune --help").out)
+    assert "runs the file" in re.sub(r"[│\s]+", " ", run("prune --help").out)
 
 
 def test_a_network_without_a_path_is_written_and_leaves_with_one(run):
