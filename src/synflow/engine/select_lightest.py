@@ -61,6 +61,7 @@ def lightest_weights(scores: FactoredScores, total: int, number: int, budget: fl
         enough = affordable < gathered or gathered >= number or high == math.inf
         if enough and (wanted > below or low == -math.inf):
             break
+        del pieces, values  # before the next ones are gathered
         spread *= 4
     return _lightest(scores, pieces, values, wanted)
 

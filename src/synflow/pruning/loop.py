@@ -120,8 +120,8 @@ def _scored_steps(run: PruningRun) -> Iterator[Step]:
                 )
             shield = skeleton.masks()
         masks = run.allocate(scores, candidates, keep, shield)
+        if skeleton is not None and index == run.steps:
+            by_guard = difference(masks, run.allocate(scores, candidates, keep))
+            run.about.update(skeleton=skeleton.size, kept_by_guard=count(by_guard))
+            tell_given_up(run.about, skeleton, skeleton.layers, skeleton.needed)
         yield Step(index, keep / size, keep, None, None, 1, masks, scores)
-    if skeleton is not None:
-        by_guard = difference(masks, run.allocate(scores, candidates, keep))
-        run.about.update(skeleton=skeleton.size, kept_by_guard=count(by_guard))
-        tell_given_up(run.about, skeleton, skeleton.layers, skeleton.needed)

@@ -198,7 +198,7 @@ def remove_safely(
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound far too
             # cautious. A path that is found is as good a proof.
             number, proved = everything, False
-            for other in () if connected(network, wanted) else others:
+            for other in others if others and not connected(network, wanted) else ():
                 if connected(network, other):
                     return Removed(other, _share(flow, masks, other), complete=True)
     while number > 0:

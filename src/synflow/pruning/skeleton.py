@@ -86,20 +86,10 @@ class Skeleton:
             if room < 1:
                 return True
             number = max(min(self._number, room, free // 2), 1)
-            if self._scores is None:
-                self._scores = self._engine.measure(FROM_INPUTS)
-            kept = None
-            if number > 1 and free == self.size:
-                going = self._engine.lightest(self._scores, number)
-            else:
-                ranked = with_shield(self._scores.whole(), self._blocked)
-                kept = keep_best(ranked, self.masks(), self.size - number)
-                going = self._engine.removal(kept, self._scores)
-            undo = self._engine.remove(going)
-            if self._dying() == frozenset():
-                self._scores, self._number = None, number * 2
+            kept = None if number > 1 and free == self.size else self._without_lightest(number)
+            if self._removed(number, kept):
+                self._number = number * 2
                 continue
-            undo()  # the scores are still those of the weights
             failures -= 1
             if rough and self.size <= target and number < ROUGH * free:
                 return True
@@ -107,6 +97,29 @@ class Skeleton:
                 self._block(difference(self.masks(), kept))
             self._number = max(number // 2, 1)
         return False
+
+    def _without_lightest(self, number: int) -> dict[str, Tensor]:
+        """The masks without the lightest weights that are not blocked."""
+        return keep_best(with_shield(self._measured().whole(), self._blocked), self.masks(), self.size - number)
+
+    def _removed(self, number: int, kept: Mapping[str, Tensor] | None) -> bool:
+        """Remove the lightest weights, or all but those that masks keep, if every needed layer stays alive.
+
+        What it holds while it tries (the removal, its undo) is freed before the next measurement.
+        """
+        scores = self._measured()
+        going = self._engine.lightest(scores, number) if kept is None else self._engine.removal(kept, scores)
+        undo = self._engine.remove(going)
+        if self._dying() == frozenset():
+            self._scores = None
+            return True
+        undo()  # the scores are still those of the weights
+        return False
+
+    def _measured(self) -> StepScores:
+        if self._scores is None:
+            self._scores = self._engine.measure(FROM_INPUTS)
+        return self._scores
 
     def level(self) -> None:
         """Rank weights from now on as if about as much flow passed every layer: no branch is the lightest part."""
