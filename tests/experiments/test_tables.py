@@ -72,6 +72,19 @@ def test_figures_of_lists_and_tables_are_redrawn_from_a_table(name, tmp_path):
     assert again.table == drawn.table
 
 
+def test_a_figure_with_other_settings_is_redrawn_from_a_table_by_the_same_settings(tmp_path):
+    settings = {"compression": 5.0}
+    for config in configs_of("batch_norm", "smoke", settings):
+        execute(config, tmp_path / "runs")
+    rows, _ = results.collect(tmp_path / "runs")
+    results.write_table(rows, tmp_path / "data" / "runs.csv")
+    page = redraw(tmp_path / "data", tmp_path, ["batch_norm"], settings=settings)["batch_norm"].paths[-1].read_text()
+    assert "with compression=5.0" in page
+    assert "--set compression=5.0" in page
+    with pytest.raises(SynflowError, match="holds no runs of batch_norm"):
+        redraw(tmp_path / "data", tmp_path, ["batch_norm"])
+
+
 def test_details_that_are_no_details_are_refused(tmp_path):
     config = configs_of("fig5b", "smoke")[0]
     execute(config, tmp_path / "runs")

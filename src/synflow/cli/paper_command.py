@@ -52,7 +52,7 @@ def paper(
     verb, chosen = _understood(names or ["draw"] if tables else names)
     changes = parse_settings(settings)
     if tables is not None:
-        _redraw(tables, out, chosen)
+        _redraw(tables, out, chosen, changes)
     elif verb == "list":
         _list()
     elif verb == "plan":
@@ -93,11 +93,11 @@ def _make(names: list[str], scale: str, out: Path, changes: dict[str, Any], wher
         one.outcome.check()
 
 
-def _redraw(tables: Path, out: Path, names: list[str]) -> None:
+def _redraw(tables: Path, out: Path, names: list[str], settings: dict[str, Any]) -> None:
     from ..experiments.paper import redraw
     from .output import command_line
 
-    for name, drawing in redraw(tables, out, names, command_line()).items():
+    for name, drawing in redraw(tables, out, names, command_line(), settings).items():
         _show(name, drawing)
 
 

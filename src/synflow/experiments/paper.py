@@ -121,18 +121,22 @@ def _share_run(configs: Sequence[Config], exported: Container[str]) -> float:
     return sum(identity(config) in exported for config in configs) / max(len(configs), 1)
 
 
-def redraw(folder: Path, out: Path, names: Sequence[str], command: str = "") -> dict[str, Drawing]:
+def redraw(
+    folder: Path, out: Path, names: Sequence[str], command: str = "", settings: Mapping[str, Any] | None = None
+) -> dict[str, Drawing]:
     """Draw the named figures from the tables of a folder without training, each at the scale of which most was run."""
     exported = read_tables(folder)
     if not exported:
         raise SynflowError(f"{folder} holds no table of results (*.csv); write one with `synflow results --out`")
     made = {}
     for name in names:
-        share = {scale: _share_run(configs_of(name, scale), exported) for scale in reversed(SCALES)}
+        share = {scale: _share_run(configs_of(name, scale, settings), exported) for scale in reversed(SCALES)}
         scale = max(share, key=lambda one: share[one])
         if share[scale] >= LEAST_SHARE:
-            runs = f"synflow paper {name} --scale {scale} --data-dir DIR  # does the runs"
-            made[name] = draw(name, scale, folder, out, command=f"{runs}\n    {command}  # redraws the figure")
+            changes = "".join(f" --set {key}={value}" for key, value in (settings or {}).items())
+            runs = f"synflow paper {name} --scale {scale} --data-dir DIR{changes}  # does the runs"
+            again = f"{runs}\n    {command}  # redraws the figure"
+            made[name] = draw(name, scale, folder, out, settings=settings, command=again)
     if not made:
         raise SynflowError(
             f"{folder} holds no runs of {', '.join(names)} in its tables, or less than a tenth of them; draw from the "
