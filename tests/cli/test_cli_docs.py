@@ -1,6 +1,5 @@
 """The commands that README and documentation show run as shown, in order, page by page."""
 
-import csv
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ import pytest
 
 import synflow
 from synflow.cli import main
+from synflow.experiments.tables import read_tables
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -69,8 +69,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     site = tmp_path / "site"
     pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.glob("**/*.html")}
     assert len(pages) >= 12
-    with open(ROOT / "docs" / "results" / "data" / "runs.csv", newline="") as file:
-        with_accuracy = [row for row in csv.DictReader(file) if row["top1"]]
+    results = read_tables(ROOT / "docs" / "results" / "data").values()
+    with_accuracy = [result for result in results if result["outcome"].get("top1") is not None]
     assert f"{len(with_accuracy)} runs" in pages["results/runs.html"]
     for name, html in pages.items():
         if name == "404.html":
