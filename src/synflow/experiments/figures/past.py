@@ -33,8 +33,9 @@ def configs(scale: str) -> list[Config]:
     if scale == "laptop":
         base = replace(base, width=1.0, train_per_class=500)
     seeds = (0,) if scale == "smoke" else (0, 1, 2)
-    others = [configured(base, **changes) for changes in OTHERS] if scale == "paper" else []
-    return methods_grid(base, EXPONENTS[scale], seeds, ("synflow",)) + others
+    others = OTHERS if scale == "paper" else ()
+    theirs_too = [configured(base, seed=seed, **changes) for changes in others for seed in seeds]
+    return methods_grid(base, EXPONENTS[scale], seeds, ("synflow",)) + theirs_too
 
 
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
