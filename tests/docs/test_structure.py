@@ -61,6 +61,27 @@ def imports(known: dict[str, Path]) -> dict[str, set[str]]:
     return edges
 
 
+def private_names(source: str) -> set[str]:
+    """The names of torch with an underscore in front that a module imports or reads off torch's own modules."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(re.sub(r"^nn\.", "torch.nn.", ast.unparse(node)))
+    return {name for name in found if re.match(r"torch(\.\w+)*\._(?!_)\w+$", name) and "\n" not in name}
+
+
+def test_private_names_of_torch_are_imported_from_one_module():
+    for module, path in modules().items():
+        if module != "synflow.support.private_torch":
+            assert not private_names(path.read_text()), f"{module}: see support/private_torch.py"
+    assert "torch._C" in private_names("import torch\nwith torch._C.DisableTorchFunction():\n    pass")
+    assert private_names("from torch.utils import _pytree as pytree") == {"torch.utils._pytree"}
+
+
 def test_the_root_holds_only_packages_and_four_modules():
     entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}

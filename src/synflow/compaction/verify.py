@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..network.private_copy import arguments
-from ..support.private_torch import pytree
+from ..support.private_torch import DropoutNd, pytree
 from ..support.random_state import seeded
 from .cut.surgery import Indices, cut, tensors
 from .record.tape import never_zero, tensors_in
@@ -70,7 +70,7 @@ def double(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             continue  # which changes zeros, so that it must be seen when the model is recorded
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, DropoutNd):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0  # type: ignore[assignment]

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..flow.measure import Measurement
 from ..flow.tensor import READING
+from ..support.private_torch import StorageWeakRef, TorchDispatchMode, storage_id
 from .fallbacks import CannotServeError
 from .replay import Call, Gradients, Parts, Replay
 
@@ -112,7 +111,7 @@ class _Recorder(TorchDispatchMode):
 
     def _is_flowing(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in memory that depends on the weights."""
-        return tensor.untyped_storage()._cdata in self.storages
+        return storage_id(tensor) in self.storages
 
     def _note(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[int, int | None], result: Any
@@ -166,9 +165,8 @@ class _Recorder(TorchDispatchMode):
         return self.count - 1
 
     def _hold(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = StorageWeakRef(storage)
+        if not self._is_flowing(tensor):
+            self.storages[storage_id(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def finished(self, flow: Measurement, gradients: Gradients) -> Replay:
         """All that the flow and its gradients need."""
@@ -237,5 +235,4 @@ def _needed(calls: list[Call], results: set[int]) -> list[Call]:
 
 def _key(tensor: Tensor) -> Any:
     """The same for all tensors that show the same numbers of the same memory: autograd hands on copies of tensors."""
-    storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return storage_id(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import allow_mutation_on_saved_tensors
-from torch.utils import _pytree as pytree
 
 from ..errors import SynflowError
 from ..network.private_copy import Network, arguments, isolated, restoring, whole_copy
 from ..support.chunked import keeps_all
+from ..support.private_torch import pytree
 from ..support.torch_modes import plain_tensors
 from . import rules  # noqa: F401  (fills the table of rules)
 from .dispatch import LinearizationMode, forward_only

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..support.nested import leaves
+from ..support.private_torch import DisableTorchFunction, disabled_torch_function
 
 # Rescale when the largest entry leaves 2**-16 .. 2**16: a product of three such factors, summed over any tensor that
 # fits in memory, stays far inside float32, and most operations need no extra pass.
@@ -44,11 +45,11 @@ class Flow(Tensor):
 
     # The table of rules is applied by a mode (see dispatch.py); the class itself dispatches nothing, so inside a
     # rule a Flow behaves as its plain data.
-    __torch_function__: Any = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = disabled_torch_function
 
     def __format__(self, spec: str) -> str:
         """The text of the data, for models that print what they compute: f"{x.mean():.3f}"."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return format(self.detach().as_subclass(Tensor), spec)
 
 
@@ -84,7 +85,7 @@ def read_attribute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 def fixed(flow: Tensor) -> Tensor:
     """The data of a flow as a constant, also where operations on flows are looked up in the table."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return flow.detach().as_subclass(Tensor)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from ..errors import SynflowError, brief, check_function
 from ..flow.measure import cast_rest
 from ..network.private_copy import Network, isolated, restoring
 from ..support.memory import give_back
+from ..support.private_torch import pytree
 from ..support.torch_modes import plain_tensors
 from .batch_norm_double_backward import EconomicalNorms
 

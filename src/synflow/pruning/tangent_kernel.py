@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import SynflowError
 from ..network.private_copy import Network, isolated, restoring
 from ..support.chunked import count
-from ..support.private_torch import pytree
+from ..support.private_torch import BatchNorm, pytree
 from .gradients import is_floating, leaves_in_place, masked_weights
 
 # An example of one input stands for a batch of this many: batch norms need several; more would need much memory.
@@ -81,7 +80,7 @@ def _random_inputs(network: Network, generator: torch.Generator, dtype: torch.dt
 
 def _outputs(
     network: Network, weights: Mapping[str, Tensor], switches: Mapping[str, Tensor], inputs: Any,
-    norms: list[_BatchNorm], train_norms: bool = False,
+    norms: list[BatchNorm], train_norms: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """The floating outputs at the switched weights; batch norms have the statistics of their last training pass."""
     for norm in norms:
@@ -103,9 +102,9 @@ def _outputs(
 
 
 @contextmanager
-def _own_statistics(network: Network) -> Iterator[list[_BatchNorm]]:
+def _own_statistics(network: Network) -> Iterator[list[BatchNorm]]:
     """Batch norms that take over the statistics of each pass; their own are restored afterwards."""
-    norms = [m for m in network.model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [m for m in network.model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     before = [(norm.momentum, {key: value.clone() for key, value in norm.named_buffers()}) for norm in norms]
     try:
         for norm in norms:

@@ -8,8 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormBase
 from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormParametrization
 from torch.nn.utils.parametrizations import _WeightNorm as WeightNormParametrization
 from torch.nn.utils.spectral_norm import SpectralNorm as SpectralNormHook
@@ -18,16 +22,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "NEWER_CHECKPOINT", "ConvNd", "DisableTorchFunction", "DisableTorchFunctionSubclass", "NormBase",
-    "SpectralNormHook", "SpectralNormParametrization", "TorchDispatchMode", "WeightNormHook",
-    "WeightNormParametrization", "behind_transforms", "disabled_torch_function", "modes_entered",
-    "onednn_linear", "pop_mode", "pytree", "set_gradients",
+    "NEWER_CHECKPOINT", "BatchNorm", "ConvNd", "DisableTorchFunction", "DisableTorchFunctionSubclass", "DropoutNd",
+    "NormBase", "SpectralNormHook", "SpectralNormParametrization", "StorageWeakRef", "TorchDispatchMode",
+    "WeightNormHook", "WeightNormParametrization", "behind_transforms", "disabled_torch_function", "modes_entered",
+    "onednn_linear", "pop_mode", "pytree", "set_gradients", "storage_id",
 ]  # fmt: skip
 
 # `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
 # `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
 # `WeightNormHook`, `WeightNormParametrization` and those of spectral norm show that a weight is divided by a norm.
-# `ConvNd` and `NormBase` are the base classes of convolutions, and of batch and instance norms, of every dimension.
+# `ConvNd`, `BatchNorm` and `NormBase` are the base classes of convolutions, of batch norms, of batch and instance
+# norms, and of dropouts, of every dimension.
+# `StorageWeakRef` keeps the identity of a storage from being used again, but not its memory.
 
 # The generator around a checkpointed call with `use_reentrant=False`, in `torch.utils.checkpoint`.
 NEWER_CHECKPOINT = "_checkpoint_without_reentrant_generator"
@@ -60,6 +66,12 @@ def pop_mode() -> None:
     torch._C._pop_torch_function_stack()
 
 
+def storage_id(tensor: Tensor) -> int:
+    """The identity of the memory of a tensor, the same for all its views; empty tensors all have the address zero."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
 def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off without a context manager, which would be too slow for each operation."""
     torch._C._set_grad_enabled(enabled)
@@ -68,6 +80,6 @@ def set_gradients(enabled: bool) -> None:
 def behind_transforms(value: Any) -> Any:
     """The value inside the wrappers of `torch.vmap` and other transforms; without wrappers the value itself."""
     if torch._C._are_functorch_transforms_active():
-        while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        while isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
             value = torch._C._functorch.get_unwrapped(value)
     return value
