@@ -168,7 +168,7 @@ class FastEngine:
             places=self._places, bounds=self._bounds,
         )  # fmt: skip
         if balanced:
-            scores.scales.update(balancing({**scores.layer_flows, **scores.root_sums()}, flow.value, cuts))
+            scores.scales.update(balancing({**scores.layer_flows, **scores.root_sums()}, flow, cuts))
         return scores
 
     def _keeps_zeros(self, name: str, mask: Tensor) -> bool:

@@ -115,19 +115,24 @@ def engine_named(name: str) -> MakeEngine:
 LARGEST_FACTOR = 2.0**100
 
 
-def balancing(sums: Mapping[str, float], flow: float, cuts: frozenset[str]) -> dict[str, float]:
-    """The factor under which the scores of each layer sum to R; none for cuts, whose scores do so to the last bit."""
-    return {name: min(flow / own, LARGEST_FACTOR) for name, own in sums.items() if name not in cuts and own > 0}
+def balancing(sums: Mapping[str, float], flow: Measurement, cuts: frozenset[str]) -> dict[str, float]:
+    """The factor under which the scores of each layer sum to R.
+
+    None for cuts, whose scores do so to the last bit; but terms that start at a bias do not pass the layers before it,
+    so with shifts cuts get a factor too. A chain has only cuts: its scores stay those of the paper in any case.
+    """
+    exact = cuts if len(cuts) == len(sums) or not flow.had_shifts else frozenset()
+    return {name: min(flow.value / own, LARGEST_FACTOR) for name, own in sums.items() if name not in exact and own > 0}
 
 
 def balanced_scores(
     flow: Measurement, magnitudes: Mapping[str, Tensor], cuts: frozenset[str], spread: bool
 ) -> dict[str, Tensor]:
-    """The scores of a measurement, balanced; those of cuts stay as they are."""
+    """The scores of a measurement, balanced."""
     scores = dict(flow.scores)
     if spread:
         # |w| * sqrt(dR/d|w|), from S = |w| dR/d|w|
         scores |= {n: s.sqrt() * magnitudes[n].sqrt() for n, s in scores.items() if n not in cuts}
     sums = {name: float(score.sum(dtype=torch.float64)) for name, score in scores.items()}
-    scales = balancing(sums, flow.value, cuts)
+    scales = balancing(sums, flow, cuts)
     return {name: score * scales[name] if name in scales else score for name, score in scores.items()}
