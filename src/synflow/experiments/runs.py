@@ -24,6 +24,7 @@ from synflow import __version__
 from synflow.errors import SynflowError, named
 
 from ..models.own_files import digest_of, is_file
+from ..support.atomic_files import UNFINISHED
 from ..support.json_files import check_form
 from .configs import Config, canonical, from_dict, identity, to_dict
 from .outcomes import ABOUT_FORM, check_outcome
@@ -138,6 +139,7 @@ def execute(config: Config, root: str | os.PathLike[str], context: Context | Non
         return found
     _make(folder)
     with locked(folder):
+        _forget_unfinished(folder)
         found = _finished(folder, files)
         if found is not None:
             return found
@@ -185,6 +187,13 @@ def _make(folder: Path) -> None:
 def files_of(config: Config) -> dict[str, str]:
     """Checksums of the user's own files that a run is made of."""
     return {spec: digest_of(spec) for spec in (config.model, config.method, config.schedule) if is_file(spec)}
+
+
+def _forget_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote has left; who holds the lock is the only one who writes."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _forget_other_files(folder: Path, files: Mapping[str, str]) -> None:

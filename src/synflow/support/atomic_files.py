@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ..errors import SynflowError
 
+# How names of files begin that are still being written.
+UNFINISHED = ".synflow-"
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]:
@@ -26,7 +29,7 @@ def replacing(path: str | os.PathLike[str], way_out: str = "") -> Iterator[Path]
         raise SynflowError(f"{os.fspath(path)!r} cannot be the name of a file: {cause}") from cause
     if special:
         raise SynflowError(f"{target} cannot be written: it is a folder or a device; name an ordinary file")
-    temporary = target.with_name(f".synflow-{secrets.token_hex(8)}{target.suffix}")
+    temporary = target.with_name(f"{UNFINISHED}{secrets.token_hex(8)}{target.suffix}")
     try:
         try:
             yield temporary
