@@ -123,8 +123,11 @@ def test_command_line(runs, tmp_path, capsys):
 
 def test_uncertainty_and_fronts():
     def one(top1):
-        return {"outcome": {"top1": top1}}
+        return {"outcome": {"top1": top1}, "config": {"dataset": data, "test_per_class": None}}
 
+    data = "digits"
+    assert interval([one(77.0)]) == "77.0 ± 4.3"  # 360 test images
+    data = "cifar10"
     assert interval([one(77.0)]) == "77.0 ± 0.8"
     assert interval([one(76.0), one(78.0)]) == "77.0 (76.0 to 78.0, 2 seeds)"
     assert front([(3, 60), (1, 50), (1, 49), (2, 40)]) == [(1, 50), (3, 60)]
@@ -170,3 +173,21 @@ def test_the_page_in_a_browser(tmp_path):
         assert "77.00 ± 0.82 %" in told
         assert "synflow sweep </script>" in told
         assert not [line for line in opened.get_log("browser") if line["level"] == "SEVERE"]
+
+
+def test_the_page_on_a_phone_and_with_a_single_run(tmp_path):
+    rows = [made_up(name, 1000.0, 50.0) for name in ("synflow", "magnitude", "snip", "grasp", "random", "balanced")]
+    many, single = tmp_path / "many.html", tmp_path / "single.html"
+    many.write_text(page_of([*rows, made_up("dense", 1.0, 60.0, kept=None)]), encoding="utf-8")
+    single.write_text(page_of(rows[:1]), encoding="utf-8")
+    with chromium() as opened:
+        show(opened, many, width=375)
+        assert opened.execute_script("return document.documentElement.scrollWidth") <= 375
+        height = opened.execute_script("return document.querySelector('#plot text').getBoundingClientRect().height")
+        assert height > 10  # pixels: text is not shrunk with the drawing
+        said = opened.find_element("id", "count").text
+        assert said == "6 of 7 runs, 65 published means; 1 chosen run has no weights on record"
+        show(opened, single)
+        assert "1 run." in opened.find_element("css selector", "p").text
+        # The name of each axis, and at least two numbers on both.
+        assert len(opened.find_elements("css selector", "#plot text")) >= 6

@@ -12,16 +12,11 @@ from torch import nn
 
 from ..network.flops import flops as count_flops
 from .configs import Config, reads_data
-from .data import SHAPES
+from .data import SHAPES, SIZES
 from .methods import network_of
 
 __all__ = ["Estimate", "cpu_speed", "duration", "estimate"]
 
-IMAGES = {
-    "digits": (1437, 360), "digits32": (1437, 360), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000),
-    "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "tiny-imagenet": (100_000, 10_000),
-    "imagenet": (1_281_167, 50_000),
-}  # fmt: skip
 # What such networks sustain on one current data-centre GPU in float32, far below its peak.
 GPU_FLOPS = 8e12
 # Seconds that a run takes beside its operations: building, pruning, certifying, writing.
@@ -94,7 +89,7 @@ def _images(config: Config) -> tuple[int, int]:
     """Images of an epoch, and of a test."""
     classes = SHAPES[config.dataset][0]
     given = (config.train_per_class, config.test_per_class)
-    train, test = (each * classes if each else all_ for each, all_ in zip(given, IMAGES[config.dataset], strict=True))
+    train, test = (each * classes if each else all_ for each, all_ in zip(given, SIZES[config.dataset], strict=True))
     return train, test
 
 

@@ -19,7 +19,7 @@ from .folders import imagenet, tiny_imagenet
 from .idx import fashion_mnist, mnist
 
 __all__ = [
-    "DATASETS", "FOLDERS", "SHAPES", "Dataset", "augment", "balanced", "batches", "folder_for", "load",
+    "DATASETS", "FOLDERS", "SHAPES", "SIZES", "Dataset", "augment", "balanced", "batches", "folder_for", "load",
     "normalise", "scoring_batches", "subset",
 ]  # fmt: skip
 
@@ -35,6 +35,12 @@ SHAPES: dict[str, tuple[int, tuple[int, int, int]]] = {
     "digits": (10, (1, 8, 8)), "digits32": (10, (1, 32, 32)), "mnist": (10, (1, 28, 28)),
     "fashion_mnist": (10, (1, 28, 28)), "cifar10": (10, (3, 32, 32)), "cifar100": (100, (3, 32, 32)),
     "tiny-imagenet": (200, (3, 64, 64)), "imagenet": (1000, (3, 224, 224)),
+}  # fmt: skip
+# Training and test images by name.
+SIZES: dict[str, tuple[int, int]] = {
+    "digits": (1437, 360), "digits32": (1437, 360), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000),
+    "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "tiny-imagenet": (100_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
 }  # fmt: skip
 
 

@@ -11,13 +11,24 @@ from ..configs import Config, configured
 from ..sweeps import unique
 from .style import COLOURS, LABELS, MARKERS, METHODS, band, log_axis
 
-__all__ = ["NO_PATH", "SPREAD", "Results", "accuracy_rows", "draw_panel", "methods_grid", "outcomes", "points"]
+__all__ = [
+    "NO_PATH",
+    "SPREAD",
+    "Results",
+    "accuracy_rows",
+    "draw_panel",
+    "methods_grid",
+    "notes_on",
+    "outcomes",
+    "points",
+]
 
 Results = Sequence[Mapping[str, Any]]
 Point = tuple[float, float, float, float]
 # What marks in tables of accuracies mean.
 NO_PATH = "† no path from input to output was left in at least one run"
 SPREAD = "means over seeds; in brackets the lowest and the highest"
+ONE_SEED = "one seed: differences of a percent or two are noise"
 
 
 def methods_grid(
@@ -48,6 +59,13 @@ def points(results: Results, chosen: Callable[[Mapping[str, Any]], bool], key: s
     return [(x, fmean(values), min(values), max(values)) for x, values in sorted(found.items())]
 
 
+def notes_on(results: Results) -> tuple[str, ...]:
+    """What a reader of accuracies has to know: what the marks in the table mean, and how many seeds there are."""
+    cut = any(result["outcome"].get("connected") is False for result in results)
+    several = len({result["config"]["seed"] for result in results}) > 1
+    return (*([NO_PATH] if cut else []), SPREAD if several else ONE_SEED)
+
+
 def method_points(results: Results, method: str) -> list[Point]:
     """A method's points; the dense network, which all methods share, is the first of each."""
     return points(results, lambda config: config["method"] in (method, "dense"))
@@ -71,7 +89,8 @@ def draw_panel(
             axes.plot([x], [mean], **look, alpha=0.45, markersize=6, fillstyle="none", linestyle="none", zorder=1)
         if critical and method in critical:
             # Side by side where several methods share a critical compression.
-            place = critical[method] + 0.05 * (METHODS.index(method) - 2)
+            alike = [other for other in METHODS if critical.get(other) == critical[method]]
+            place = critical[method] + 0.05 * (alike.index(method) - (len(alike) - 1) / 2)
             axes.annotate(
                 "", (place, 0), (place, 9),
                 arrowprops={"arrowstyle": "-|>", "color": COLOURS[method], "linewidth": 1.4},

@@ -11,6 +11,11 @@ from .style import COLOURS, LABELS, METHODS, canvas, save
 
 __all__ = ["configs", "draw"]
 
+NOTES = (
+    "a pass is one batch through the network, forward or backward",
+    "seconds are those of one run each; passes and images are the same in every run",
+)
+
 
 def configs(scale: str) -> list[Config]:
     """Each method at a hundredfold compression."""
@@ -43,4 +48,4 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         }
         for method, outcome in found.items()
     ]  # fmt: skip
-    return Drawing(tuple(paths), table, ("a pass is one batch through the network, forward or backward",))
+    return Drawing(tuple(paths), table, NOTES)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..configs import Config, configured
 from ..sweeps import unique
-from .accuracy import NO_PATH, SPREAD, Results, points
+from .accuracy import Results, notes_on, points
 from .drawing import Drawing
 from .small import training_base
 from .style import PALETTE, band, canvas, log_axis, save
@@ -66,4 +66,4 @@ def draw_curves(
         axes[0][0].set_title(title)
         axes[0][-1].legend(fontsize=8)
         paths = save(figure, folder, name)
-    return Drawing(tuple(paths), list(table.values()), (NO_PATH, SPREAD))
+    return Drawing(tuple(paths), list(table.values()), notes_on(results))

@@ -13,7 +13,7 @@ from ..configs import Config, from_dict
 from ..methods import example_of, make_model
 from ..published import critical_log10
 from ..recipes import paper_recipe
-from .accuracy import NO_PATH, SPREAD, Results, accuracy_rows, draw_panel, methods_grid
+from .accuracy import Results, accuracy_rows, draw_panel, methods_grid, notes_on
 from .drawing import Drawing
 from .fig6 import theirs
 from .small import training_base
@@ -62,9 +62,13 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         panel.set_title(f"{name}, {first.dataset}: arrows at critical compression")
         panel.legend(fontsize=8)
         paths = save(figure, folder, "fig1")
-    notes = [NO_PATH, SPREAD]
+    largest = math.log10(max(r["config"]["compression"] for r in results))
+    notes = [
+        *notes_on(results),
+        "critical compression: the largest on this grid at which no run had lost a layer",
+    ]
     notes += [
-        f"critical compression of {LABELS[method]} (no layer empty): 10^{x:.2f}"
+        f"critical compression of {LABELS[method]}: {'at least ' if x == largest else ''}10^{x:.2f}"
         + (f", published 10^{fmean(critical_log10()[method]):.2f}" if scale == "paper" else "")
         for method, x in arrows.items()
     ]

@@ -73,5 +73,9 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         lines = axes[0][0].get_legend_handles_labels()
         figure.legend(*lines, loc="outside right center", fontsize=8, title="compression", title_fontsize=8)
         paths = save(figure, folder, "fig10")
-    notes = ("crosses: a layer lost all its weights", "linear: the same number of weights at each step")
+    notes = (
+        "crosses: a layer lost all its weights",
+        "linear: the same number of weights at each step",
+        "one draw of the weights; nothing here is trained",
+    )
     return Drawing(tuple(paths), table, notes)

@@ -74,7 +74,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             notes.append(f"{LABELS[method]} keeps a weight in every layer up to 10^{last_whole:g} on this grid")
         axes[0][0].set_ylabel("fraction of weights left")
         paths = save(figure, folder, "fig2")
-    return Drawing(tuple(paths), table, (*notes, *image_notes(results)))
+    lines = "a line for each compression of the table, paler with compression; dashed where a layer is empty"
+    return Drawing(tuple(paths), table, (lines, *notes, *image_notes(results)))
 
 
 def title(method: str, images: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..configs import Config, configured
 from ..published import imp_accuracy
-from .accuracy import Results, points
+from .accuracy import Results, notes_on, points
 from .drawing import Drawing
 from .fig4 import slope
 from .small import training_base
@@ -63,16 +63,29 @@ def draw_a(results: Results, folder: Path, scale: str) -> Drawing:
                     {
                         "rewound": "yes" if rewind else "no", "rounds": number, "compression": f"10^{x:g}",
                         "top-1 accuracy (%)": f"{mean:.1f}" + ("" if low == high else f" ({low:.1f} to {high:.1f})"),
+                        "seeds": _seeds(results, number, rewind, x),
                     }
                     for x, mean, low, high in found
                 ]  # fmt: skip
             most = max(math.log10(r["config"]["compression"]) for r in results)
             log_axis(panel, 0, math.ceil(most))
             panel.set(xlabel="compression", title="rewound" if rewind else "not rewound (as published)")
+        limits = [limit for panel in axes[0] for limit in panel.get_ylim()]
+        for panel in axes[0]:
+            panel.set_ylim(min(limits), max(limits))
         axes[0][0].set_ylabel("top-1 accuracy (%)")
         axes[0][1].legend(fontsize=8)
         paths = save(figure, folder, "fig5a")
-    return Drawing(tuple(paths), table)
+    return Drawing(tuple(paths), table, notes_on(results))
+
+
+def _seeds(results: Results, rounds: int, rewind: bool, exponent: float) -> int:
+    """How many runs stand behind a mean."""
+    return sum(
+        (r["config"]["rounds"], r["config"]["rewind"]) == (rounds, rewind)
+        and math.isclose(math.log10(r["config"]["compression"]), exponent, abs_tol=1e-6)
+        for r in results
+    )
 
 
 def configs_b(scale: str) -> list[Config]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..configs import Config
 from ..published import accuracy
 from ..recipes import paper_recipe
-from .accuracy import NO_PATH, SPREAD, Results, accuracy_rows, draw_panel, methods_grid
+from .accuracy import Results, accuracy_rows, draw_panel, methods_grid, notes_on
 from .drawing import Drawing
 from .small import training_base
 from .style import METHODS, canvas, save
@@ -65,9 +65,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             axes[place // columns][place % columns].set_visible(False)
         axes[0][0].legend(fontsize=8)
         paths = save(figure, folder, "fig6")
-    one = len({r["config"]["seed"] for r in results}) == 1
-    notes = [NO_PATH, "one seed: differences of a percent or two are noise" if one else SPREAD]
-    return Drawing(tuple(paths), table, tuple(notes))
+    return Drawing(tuple(paths), table, notes_on(results))
 
 
 def theirs(model: str, dataset: str) -> Mapping[str, list[tuple[float, float, float, float]]]:

@@ -13,7 +13,7 @@ from .drawing import Drawing
 from .fig6 import theirs
 from .small import training_base
 from .style import COLOURS, LABELS, MARKERS, canvas, log_axis, save
-from .uncertainty import half_width, interval
+from .uncertainty import half_width, interval, tested
 
 __all__ = ["configs", "draw"]
 
@@ -56,7 +56,8 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             for result in group:
                 top1 = result["outcome"]["top1"]
                 panel.errorbar(
-                    power, top1, half_width(top1), color=COLOURS[method], marker=MARKERS[method], capsize=2,
+                    power, top1, half_width(top1, tested(first)), color=COLOURS[method], marker=MARKERS[method],
+                    capsize=2,
                     label=None if LABELS[method] in panel.get_legend_handles_labels()[1] else LABELS[method],
                 )  # fmt: skip
             table.append(_row(method, power, group, published.get(method, {}).get(power)))

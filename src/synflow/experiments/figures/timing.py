@@ -34,8 +34,9 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
             curves[name].append((x, times[name]))
         table.append(
             {
-                "compression": f"10^{x:g}", "masked epoch (s)": f"{times['masked']:.2f}",
-                "compact epoch (s)": f"{times['compact']:.2f}", "faster": f"{times['masked'] / times['compact']:.2f}x",
+                "compression": f"10^{x:g}", "masked epoch (s)": _seconds(outcome["masked"]["seconds"]),
+                "compact epoch (s)": _seconds(outcome["compact"]["seconds"]),
+                "faster": f"{times['masked'] / times['compact']:.2f}x",
                 "top-1 masked": f"{outcome['masked']['top1']:.2f}",
                 "top-1 compact": f"{outcome['compact']['top1']:.2f}",
                 "MFLOPs masked": f"{outcome['masked']['flops'] / 1e6:.1f}",
@@ -50,6 +51,13 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         panel.set(xlabel="compression", ylabel="seconds per epoch", ylim=(0, None))
         panel.legend(fontsize=8)
         paths = save(figure, folder, "timing")
-    return Drawing(
-        tuple(paths), table, ("both trained in turns on the same machine; differences of accuracy are rounding",)
+    notes = (
+        "both trained in turns on the same machine; differences of accuracy are rounding",
+        "seconds of an epoch: the median over epochs, in brackets the fastest and the slowest (often the first)",
     )
+    return Drawing(tuple(paths), table, notes)
+
+
+def _seconds(epochs: list[float]) -> str:
+    """The median with its range."""
+    return f"{median(epochs):.2f} ({min(epochs):.2f} to {max(epochs):.2f})"

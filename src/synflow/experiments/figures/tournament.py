@@ -20,7 +20,7 @@ from .drawing import Drawing
 from .small import full_width_base
 from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, log_cost_axis, save
-from .uncertainty import half_width, interval
+from .uncertainty import half_width, interval, tested
 
 __all__ = ["configs", "draw", "label", "recipe_changes"]
 
@@ -162,16 +162,18 @@ def _curve(
     found = sorted(found, key=lambda group: _mean(group, key))
     tops = [[float(result["outcome"]["top1"]) for result in group] for group in found]
     means = [fmean(top) for top in tops]
-    ranges = [(min(top), max(top)) if len(top) > 1 else _of_images(top[0]) for top in tops]
+    ranges = [
+        (min(top), max(top)) if len(top) > 1 else _of_images(top[0], tested(found[0][0]["config"])) for top in tops
+    ]
     spread = [[mean - low for mean, (low, _) in zip(means, ranges, strict=True)]]
     spread.append([high - mean for mean, (_, high) in zip(means, ranges, strict=True)])
     x = [_mean(group, key) * aside / (1e6 if key == "flops" else 1) for group in found]
     panel.errorbar(x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2)
 
 
-def _of_images(top1: float) -> tuple[float, float]:
+def _of_images(top1: float, images: int) -> tuple[float, float]:
     """The 95% interval over test images, for a single seed."""
-    return top1 - half_width(top1), top1 + half_width(top1)
+    return top1 - half_width(top1, images), top1 + half_width(top1, images)
 
 
 def _mean(group: list[Mapping[str, Any]], key: str) -> float:
