@@ -135,6 +135,19 @@ def test_seeds_are_averaged_and_what_varies_is_a_column(run, tmp_path):
     assert "no room for" in wide
 
 
+def test_results_stay_visible_where_many_settings_vary(run):
+    run(f"sweep {SWEEP} --set compression=2")
+    run(
+        "sweep --set model=conv --set width=0.25 --set dataset=digits32 --set train_per_class=5 --set compression=5 "
+        "--set method=magnitude --set ablation=shuffle --set schedule=linear --set batch_size=16 --set lr=0.01"
+    )
+    out = run("results").out
+    assert max(map(len, out.splitlines())) <= 80
+    head = next(line for line in out.splitlines() if line.startswith("model"))
+    assert {"method", "compression", "runs", "top1"} <= set(head.split())
+    assert "no room for" in out
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

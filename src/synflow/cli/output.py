@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,11 +91,15 @@ def watched(what: str) -> Iterator[None]:
 
 
 def table(
-    columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[str]], title: str | None = None
+    columns: Sequence[str | tuple[str, str]],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    keep: Container[str] = (),
 ) -> list[str]:
     """A table without lines; a column is its heading, or its heading and "right".
 
-    Cells wrap between words, never inside one. Columns that do not fit are omitted, and returned.
+    Cells wrap between words, never inside one. Columns that do not fit are omitted, and returned; those to `keep` have
+    room first.
     """
     rows = [list(row) for row in rows]
     heads = [(column, "left") if isinstance(column, str) else column for column in columns]
@@ -103,18 +107,19 @@ def table(
     for i, (_, justify) in enumerate(heads):
         if i == 0 or justify == "right":
             least[i] = max([least[i], *(len(row[i]) for row in rows)])
-    room, shown = console().width + 2, 0
-    while shown < len(heads) and (room := room - least[shown] - 2) >= 0:
-        shown += 1
+    kept = [i for i, (heading, _) in enumerate(heads) if heading in keep]
+    room = console().width + 2 - sum(least[i] + 2 for i in kept)
+    shown = [i for i in range(len(heads)) if i in kept or (room := room - least[i] - 2) >= 0] or [0]
     made = Table(
         title=title, box=None, pad_edge=False, header_style="bold", title_justify="left", show_header=any(columns)
     )
-    for (heading, justify), width in zip(heads[: shown or 1], least, strict=False):
-        made.add_column(heading, justify="right" if justify == "right" else "left", min_width=width, overflow="fold")
+    for i in shown:
+        heading, justify = heads[i]
+        made.add_column(heading, justify="right" if justify == "right" else "left", min_width=least[i], overflow="fold")
     for row in rows:
-        made.add_row(*(Text(text) for text in row[: shown or 1]))
+        made.add_row(*(Text(row[i]) for i in shown))
     console().print(made)
-    return [heading for heading, _ in heads[shown or 1 :]]
+    return [heading for i, (heading, _) in enumerate(heads) if i not in shown]
 
 
 def _words(*texts: str) -> list[str]:

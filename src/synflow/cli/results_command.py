@@ -87,7 +87,7 @@ def results(
     if as_json:
         print_json(rows)
     elif figure is None and html is None and out is None:
-        _show(rows, made, names, each)
+        _show(rows, made, names, each, asked=columns is not None)
 
 
 def _draw(rows: list[dict[str, Any]], figure: Path, x: str | None, y: str) -> None:
@@ -95,7 +95,7 @@ def _draw(rows: list[dict[str, Any]], figure: Path, x: str | None, y: str) -> No
     from .output import say
 
     draw_own(rows, figure, x, y)
-    say(f"{len(rows)} runs drawn in {figure}")
+    say(f"{_runs(rows)} drawn in {figure}")
 
 
 def _write(
@@ -107,10 +107,10 @@ def _write(
 
     if html is not None:
         write_page(rows, html)
-        say(f"{len(rows)} runs on {html}")
+        say(f"{_runs(rows)} on {html}")
     if out is not None:
         write_table(made, out, names)
-        say(f"{len(rows)} runs written to {out}")
+        say(f"{_runs(rows)} written to {out}")
 
 
 def _table(
@@ -137,21 +137,33 @@ def _table(
     return in_order(made, wanted), [*settings, "runs", *chosen]
 
 
-def _show(rows: list[dict[str, Any]], made: list[dict[str, Any]], names: list[str], each: bool) -> None:
+def _show(rows: list[dict[str, Any]], made: list[dict[str, Any]], names: list[str], each: bool, asked: bool) -> None:
     from ..experiments.configs import Config, to_dict
     from ..experiments.summaries import Spread, shared_settings, shown
     from .output import say, say_wrapped, table
 
     usual = to_dict(Config())
-    say_wrapped(f"all: {shared_settings(rows, {**usual, **usual['recipe']})}\n", 5)
-    say()
+    alike = shared_settings(rows, {**usual, **usual["recipe"]})
+    if alike:
+        say_wrapped(f"all: {alike}\n", 5)
+        say()
     numeric = [all(isinstance(row.get(n), int | float | Spread | None) for row in made) for n in names]
     heads: list[Any] = [(n, "right") if right else n for n, right in zip(names, numeric, strict=True)]
-    left_out = table(heads, [[shown(row.get(n)) for n in names] for row in made])
+    # A table that is cut at its right end would have settings and no result.
+    keep = [] if asked else ["method", "compression", "runs", *[name for name in names if name in LEGEND][:1]]
+    left_out = table(heads, [[shown(row.get(n)) for n in names] for row in made], keep=keep)
     known = [f"{name}: {LEGEND[name]}" for name in names if name in LEGEND and name not in left_out]
     if known:
         say_wrapped(f"({'; '.join(known)})", 1)
     spread = "" if each or all(row["runs"] == 1 for row in made) else "; mean ± standard deviation over seeds"
     if left_out:
-        say_wrapped(f"\nno room for {', '.join(left_out)}; --columns chooses, --out FILE.csv has all", 2)
-    say(f"\n{len(rows)} run{'s' * (len(rows) != 1)}{spread}")
+        say_wrapped(
+            f"\nno room for {', '.join(left_out)}; --columns chooses, conditions such as "
+            "task=train leave fewer, --out FILE.csv has all",
+            2,
+        )
+    say(f"\n{_runs(rows)}{spread}")
+
+
+def _runs(rows: list[dict[str, Any]]) -> str:
+    return f"{len(rows)} run{'s' * (len(rows) != 1)}"
