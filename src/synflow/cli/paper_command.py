@@ -130,7 +130,8 @@ def _plan(names: list[str], scale: str, changes: dict[str, Any]) -> None:
             for name, e in rows
         ],
     )
-    say("Hours are upper bounds: compact networks train faster.")
+    say("Hours are those of dense training on a quiet machine: compact networks are")
+    say("faster, a busy machine is slower.")
     say("Disk counts a checkpoint for every run at once.")
 
 
