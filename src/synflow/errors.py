@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,14 @@ class PruningInterrupt(KeyboardInterrupt):
     def __init__(self, reached: str) -> None:
         super().__init__(f"pruning was interrupted after {reached}; the model is unchanged")
         self.reached = reached
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of this package that led here, however many calls and decorators lie between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("synflow", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def need(module: str, extra: str) -> ModuleType:

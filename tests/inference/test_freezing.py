@@ -166,8 +166,9 @@ def test_what_cannot_be_frozen_comes_back_unfrozen_with_a_warning():
         def forward(self, x):
             return self.conv(x) if x[0, 0, 0, 0] > 5 else -self.conv(x)
 
-    with pytest.warns(UserWarning, match="Named is made ready for inference, but not frozen"):
+    with pytest.warns(UserWarning, match="Named is made ready for inference, but not frozen") as told:
         ready = for_inference(Named(), IMAGE, freeze=True)
+    assert [warning.filename for warning in told] == [__file__]  # it points at the line of the caller
     assert isinstance(ready.norm, nn.Identity)
     assert set(ready(IMAGE)) == {"out"}
     high = torch.full((1, 3, 16, 16), 9.0)

@@ -395,8 +395,9 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
     assert skeleton.size == 6
     assert skeleton.shrink_to(5)
     assert skeleton.given_up == ["2.left.0.weight", "2.left.2.weight"]  # neither lives without the other
-    with pytest.warns(UserWarning, match="lightest first: 2.left.0.weight, 2.left.2.weight, 1.left.0.weight"):
+    with pytest.warns(UserWarning, match="lightest first: 2.left.0.weight, 2.left.2.weight, 1.left.0.weight") as told:
         masks = synflow.prune(model, example, density=2 / network.size, score="balanced", steps=1)
+    assert [warning.filename for warning in told] == [__file__]  # it points at the line of the caller
     assert masks.about["given_up"].startswith("2.left.0.weight, 2.left.2.weight, 1.left.0.weight")
     assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
 

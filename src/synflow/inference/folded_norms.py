@@ -6,7 +6,6 @@ A recorded run shows which norm follows which layer, so it does not matter how t
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 from ..compaction.record.aten_names import BATCH_NORMS
 from ..compaction.verify import DifferenceError, compare, double, inputs_like
-from ..errors import SynflowError, check_flag
+from ..errors import SynflowError, check_flag, warn
 from ..masks.attach import bake
 from ..network.private_copy import whole_copy
 from ..support import memory
@@ -82,8 +81,7 @@ def for_inference(model: nn.Module, example: Any, *, channels_last: bool = True,
             return _frozen(ready, reference, folded, example, channels_last)
         except Exception as cause:
             reason = str(cause).strip().splitlines()[:1] or [type(cause).__name__]
-            name = type(model).__name__
-            warnings.warn(f"{name} is made ready for inference, but not frozen: {reason[0]}", stacklevel=2)
+            warn(f"{type(model).__name__} is made ready for inference, but not frozen: {reason[0]}")
     return ready
 
 

@@ -7,7 +7,6 @@ that a user writes there are visible until then; `attach` warns about it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import warn
 from ..network.shared_memory import held_beside, overlapping
 from ..network.wrappers import unwrap
 from .checks import places
@@ -52,11 +52,10 @@ def guard_aliases(model: nn.Module, masked: Iterable[str]) -> None:
             holder, guard = holders[path][0], _Guard(found[name][0].module, found[name][0].attribute)
             if guard not in holder._forward_pre_hooks.values():
                 holder.register_forward_pre_hook(guard)
-            warnings.warn(
+            warn(
                 f"{name} is also held by {path}, where no mask can hide what is written by hand; pruned entries are "
                 "set to zero there before each forward pass and after each step of an optimizer. To be safe, use the "
-                "weight by its name in forward, and write to it inside `with synflow.unmasked(model):`",
-                stacklevel=4,  # the caller of `attach` or `load_state`
+                "weight by its name in forward, and write to it inside `with synflow.unmasked(model):`"
             )
 
 

@@ -10,9 +10,9 @@ to stay than the skeleton has, layers are given up one by one, lightest first.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
+from ..errors import warn
 from ..masks.checks import some
 from ..support.chunked import lightest
 from .engine import Engine, Removal, StepScores
@@ -120,8 +120,7 @@ def tell_given_up(
     if not dead:
         return
     about["given_up"] = ", ".join(dead)
-    warnings.warn(
+    warn(
         f"{about['kept']} weights are too few to keep all {len(promised)} layers alive (synflow.limits tells how many "
-        f"are needed): {len(dead)} were given up, lightest first: {some(dead)} (masks.about['given_up'] names all)",
-        stacklevel=2,
+        f"are needed): {len(dead)} were given up, lightest first: {some(dead)} (masks.about['given_up'] names all)"
     )
