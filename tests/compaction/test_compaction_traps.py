@@ -368,3 +368,20 @@ def test_random_numbers_of_python_and_numpy_are_the_same_for_both():
     small = compact(model, X, {"out.weight": without(model, "out.weight", 1, [1])})
     assert width(small, "first") == 3
     assert random.getstate() == state
+
+
+def test_a_write_into_a_list_of_tensors_is_seen():
+    class Lists(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(3, 4, bias=False), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = self.first(x)
+            torch._foreach_add_([x], 1.0)  # units that the first layer leaves at zero send one
+            return self.third(self.second(x).relu())
+
+    rows, columns = torch.tensor([True, False, True, False]), torch.tensor([True, False, True, True])
+    masks = {"first.weight": rows[:, None].expand(4, 3), "third.weight": columns.expand(2, 4)}
+    small = check(Lists(), masks, torch.rand(2, 3))
+    assert sizes(small) == [(4, 3), (3, 4), (2, 3)]

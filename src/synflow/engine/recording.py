@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..flow.measure import Measurement
 from ..flow.tensor import READING
-from ..support.private_torch import StorageWeakRef, TorchDispatchMode, storage_id
+from ..support.private_torch import DispatchMode, StorageWeakRef, storage_id, written
 from .fallbacks import CannotServeError
 from .replay import Call, Gradients, Parts, Replay
 
@@ -47,28 +47,22 @@ class _Facts:
     random: bool
     views: bool
     reshapes: bool
-    writes: list[tuple[int, str]]
 
     @staticmethod
     @cache
     def of(func: Any) -> _Facts:
         """Looked up once per kind: torch takes its time."""
-        schema, tags = func._schema, func.tags
+        tags = func.tags
         return _Facts(
-            name=schema.name,
+            name=func._schema.name,
             decides=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
             random=torch.Tag.nondeterministic_seeded in tags,
             views=func.is_view,
             reshapes=torch.Tag.inplace_view in tags,
-            writes=[
-                (index, argument.name)
-                for index, argument in enumerate(schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ],
         )
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Sees each tensor operation below autograd and writes down those that depend on the weights.
 
     What depends on them has a slot, but for views of the weights, which stay what they are (`LIVE`); everything else
@@ -86,10 +80,6 @@ class _Recorder(TorchDispatchMode):
         for magnitude in magnitudes.values():
             self._hold(magnitude)
             self.slots[_key(magnitude)] = LIVE
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes two seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,13 +125,13 @@ class _Recorder(TorchDispatchMode):
         if facts.reshapes:
             self._note_reshape(facts, args, kwargs, known, result)
             return
-        written = [args[index] if index < len(args) else kwargs.get(name) for index, name in facts.writes]
-        if any(known[id(tensor)] in (None, LIVE) for tensor in _tensors(written)):
+        changed = written(func, args, kwargs)
+        if any(known[id(tensor)] in (None, LIVE) for tensor in _tensors(changed)):
             raise CannotServeError(f"{facts.name} writes into a constant")
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if any(not (part is None or isinstance(part, Tensor)) for part in outputs):
             raise CannotServeError(f"{facts.name} returns more than tensors")
-        call = Call(func, bool(written), isinstance(result, Tensor))
+        call = Call(func, bool(changed), isinstance(result, Tensor))
         call.args, call.kwargs = _filled(call, list(args), known), _filled(call, kwargs, known)
         call.outputs = [None if part is None else self._slot(part) for part in outputs]
         self.calls.append(call)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SynflowError
-from ..support.private_torch import TorchDispatchMode, modes_entered, pytree, set_gradients
+from ..support.private_torch import DispatchMode, modes_entered, pytree, set_gradients, written
 from ..support.random_state import SEEDING, seeded
 from ..support.torch_modes import SafeMode, plain_tensors, pop_modes
 from .checkpoints import without_checkpoints
@@ -184,25 +184,18 @@ def run_untouched(model: nn.Module, run: Callable[[nn.Module], R]) -> R:
         return run(whole_copy(model))
 
 
-class _NoWrites(TorchDispatchMode):
+class _NoWrites(DispatchMode):
     """Refuses operations that write into the memory of some tensors, before they write."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
         self._addresses = {address(tensor) for tensor in tensors} - {0}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes two seconds
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written = args[position] if position < len(args) else kwargs.get(argument.name)
-                for leaf in pytree.tree_leaves(written):
-                    if isinstance(leaf, Tensor) and address(leaf) in self._addresses:
-                        raise _WritesError
+        for leaf in pytree.tree_leaves(written(func, args, kwargs)):
+            if isinstance(leaf, Tensor) and address(leaf) in self._addresses:
+                raise _WritesError
         return func(*args, **kwargs)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .private_torch import TorchDispatchMode, pytree
+from .private_torch import DispatchMode, pytree
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,17 +71,13 @@ def images_channels_last(inputs: Any) -> Any:
     return pytree.tree_map(fit, inputs)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Counts the storages that operations make and free; torch's CPU allocator keeps no count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
         self.seen: set[int] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = {storage.data_ptr() for storage in _storages((args, kwargs))}

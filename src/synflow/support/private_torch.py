@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,14 +23,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "NEWER_CHECKPOINT", "BatchNorm", "ConvNd", "DisableTorchFunction", "DisableTorchFunctionSubclass", "DropoutNd",
-    "NormBase", "SpectralNormHook", "SpectralNormParametrization", "StorageWeakRef", "TorchDispatchMode",
-    "WeightNormHook", "WeightNormParametrization", "behind_transforms", "disabled_torch_function", "modes_entered",
-    "onednn_linear", "pop_mode", "pytree", "set_gradients", "storage_id",
+    "NEWER_CHECKPOINT", "BatchNorm", "ConvNd", "DisableTorchFunction", "DisableTorchFunctionSubclass", "DispatchMode",
+    "DropoutNd", "NormBase", "SpectralNormHook", "SpectralNormParametrization", "StorageWeakRef", "WeightNormHook",
+    "WeightNormParametrization", "behind_transforms", "disabled_torch_function", "modes_entered", "onednn_linear",
+    "pop_mode", "pytree", "set_gradients", "storage_id", "written",
 ]  # fmt: skip
 
 # `pytree` walks nested inputs and outputs; `torch.utils.pytree`, its public form, is newer than the oldest torch here.
-# `TorchDispatchMode` sees every tensor operation below autograd: for recordings, tapes and counts of memory.
 # `WeightNormHook`, `WeightNormParametrization` and those of spectral norm show that a weight is divided by a norm.
 # `ConvNd`, `BatchNorm` and `NormBase` are the base classes of convolutions, of batch norms, of batch and instance
 # norms, and of dropouts, of every dimension.
@@ -53,6 +53,26 @@ disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 onednn_linear: Any = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every tensor operation below autograd: for recordings, tapes and counts of memory."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments, or lists of them, into which an operation below autograd writes."""
+    return [args[place] if place < len(args) else kwargs.get(name) for place, name in _written_places(func)]
+
+
+@cache
+def _written_places(func: Any) -> list[tuple[int, str]]:
+    """Positions and names of the written arguments, looked up once per kind of operation: torch takes its time."""
+    arguments = enumerate(func._schema.arguments)
+    return [(place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write]
 
 
 def modes_entered() -> int:

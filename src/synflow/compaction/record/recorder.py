@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ...support.private_torch import TorchDispatchMode, pytree
+from ...support.private_torch import DispatchMode, pytree, written
 from .attributes import Attribute, asked_sizes, sizes_in, tagged
 from .tape import NUMBER, Call, Decision, Ref, Step, Tape, number_of, tensors
 
@@ -44,7 +44,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     return bool(seen.as_strided(*other).any())
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self, tape: Tape, turned: bool) -> None:
         super().__init__()
         self.tape, self.turned = tape, turned
@@ -53,10 +53,6 @@ class _Recorder(TorchDispatchMode):
         self.places: dict[int, _Place] = {}
         self.stale: dict[int, list[int]] = {}  # tensors whose storage was written through these others
         self.uneven: dict[int, tuple[int, ...]] = {}  # tensors whose sizes depend on values, and the tensors with these
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds
 
     def number(self, tensor: Tensor) -> int:
         number = number_of(tensor, self.tape)
@@ -89,11 +85,11 @@ class _Recorder(TorchDispatchMode):
         by_name = pytree.tree_map(lambda leaf: Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf, named)
         read = [leaf.number for leaf in pytree.tree_leaves(by_name) if isinstance(leaf, Ref)]
         result = func(*args, **kwargs)
-        for argument in schema.arguments:
-            written = named.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(written, Tensor):
-                self.write(written)
-        made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        changed = [t for t in pytree.tree_leaves(written(func, args, kwargs)) if isinstance(t, Tensor)]
+        for tensor in changed:
+            self.write(tensor)
+        # What writes into a list of tensors (`_foreach_add_`) returns nothing.
+        made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or changed
         for tensor in made:
             if not any(tensor is a for a in named.values()):
                 self.new_number(tensor)
