@@ -14,7 +14,7 @@ from checks import mlp, plain_scores
 from synflow.flow.dispatch import LinearizationMode
 from synflow.flow.measure import measure
 from synflow.flow.passes import FlowPass
-from synflow.flow.tensor import Flow, as_flow, both, common_exponent, either, flows, normalised, peak, scaled
+from synflow.flow.tensor import Flow, as_flow, both, common_exponent, either, flows, peak, rescaled, scaled
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
 
@@ -47,17 +47,17 @@ def test_scaling_holds_as_far_as_double_precision_does(power):
 @given(st.lists(floats, min_size=1, max_size=4), powers, st.integers(-100, 90))
 def test_normalising_keeps_the_value_and_brings_the_peak_near_one(values, exponent, by):
     data = torch.tensor(values) * 2.0**by
-    flow = normalised(data.clone(), exponent)
+    flow = rescaled(data.clone(), exponent)
     assert 2.0**-17 <= peak(flow) <= 2.0**16
     assert torch.equal(scaled(flow.as_subclass(torch.Tensor), flow.exponent - exponent), data)
 
 
 def test_normalising_within_the_window_touches_nothing():
     data = torch.tensor([2.0**15, 1.0])
-    flow = normalised(data, 7)
+    flow = rescaled(data, 7)
     assert flow is data
     assert flow.exponent == 7
-    zero = normalised(torch.zeros(3), -4)
+    zero = rescaled(torch.zeros(3), -4)
     assert (peak(zero), zero.exponent) == (0.0, -4)
     assert peak(torch.empty(0)) == 0.0
 
@@ -65,7 +65,7 @@ def test_normalising_within_the_window_touches_nothing():
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_flow_that_is_not_finite_is_refused(bad):
     with pytest.raises(FloatingPointError, match=f"the flow became {bad}"):
-        normalised(torch.tensor([1.0, bad]), 0)
+        rescaled(torch.tensor([1.0, bad]), 0)
 
 
 def test_a_zero_flow_does_not_set_the_common_exponent():

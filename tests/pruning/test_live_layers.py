@@ -14,7 +14,7 @@ from blocks import Add
 from checks import kept, mlp
 from strategies import KINDS, chains, networks
 from synflow.flow.measure import measure
-from synflow.flow.normalised import normalise
+from synflow.flow.normalised import normalised
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
 from synflow.models.built_in import build
@@ -43,8 +43,9 @@ def residual(width=12, blocks=3, seed=0):
 @given(networks(kinds=("residual", "concat", "grouped", "attention", "gated"), zeros=False, dtype=torch.float64))
 def test_every_layer_sums_to_the_flow(network):
     opened = open_network(network.model, network.example)
-    normalise(opened)
-    flow, scores = measure(opened), synflow.score(network.model, network.example, "balanced")
+    with normalised(opened):
+        flow = measure(opened)
+    scores = synflow.score(network.model, network.example, "balanced")
     exact = cuts(opened) if not flow.had_shifts or cuts(opened) == set(opened.weights) else frozenset()
     for name, score in scores.items():
         if name in exact:

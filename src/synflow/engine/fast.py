@@ -28,7 +28,8 @@ from .thresholds import current
 class FastEngine:
     """The weights that are left: `magnitudes`, one tensor per layer, zero where a weight was pruned.
 
-    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `kept_zeros`.
+    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `kept_zeros`. What
+    each method is for says `Engine`.
     """
 
     name = "fast"
@@ -54,12 +55,10 @@ class FastEngine:
 
     @property
     def measurements(self) -> int:
-        """How often the flow was measured."""
         return self._measuring.count
 
     @property
     def fallbacks(self) -> Mapping[str, str]:
-        """The parts of the engine that were switched off, and why."""
         return self._fallbacks.reasons
 
     @without_autocast
@@ -78,7 +77,6 @@ class FastEngine:
 
     @without_autocast
     def weigh(self, removal: FastRemoval, scores: FactoredScores) -> float:
-        """The sum of other scores over a removal."""
         return removal.total if scores is removal.scores else scores.total(removal.gone)
 
     @without_autocast
@@ -109,13 +107,12 @@ class FastEngine:
         return undo
 
     def removal(self, masks: Mapping[str, Tensor], scores: FactoredScores) -> FastRemoval:
-        """The removal that leaves the given masks."""
         gone = {name: scores.kept(name).logical_and(masks[name].logical_not()) for name in self.magnitudes}
         return FastRemoval(count(gone), scores.total(gone), scores, gone)
 
     @without_autocast
     def live_layers(self) -> frozenset[str]:
-        """The layers that have a weight on a path from an input to an output.
+        """By layer flows or by paths.
 
         Where only inputs start a flow that weights meet, these are the layers that have any, unless a flow has
         underflowed: that is ruled out if no layer has died since the last answer. Else, paths are followed in the
@@ -134,7 +131,6 @@ class FastEngine:
         return self._alive
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
-        """Go on with other masks, which keep nothing that was pruned."""
         for name, magnitude in self.magnitudes.items():
             magnitude.masked_fill_(masks[name].logical_not(), 0.0)
             if name in self.kept_zeros:
@@ -142,7 +138,6 @@ class FastEngine:
         self.count, self._last = count(masks), None
 
     def masks(self) -> dict[str, Tensor]:
-        """The masks, in tensors of their own."""
         zeros = self.kept_zeros
         return {name: zeros[name].clone() if name in zeros else size != 0 for name, size in self.magnitudes.items()}
 

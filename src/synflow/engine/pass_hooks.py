@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import SynflowError
 from ..flow.measure import absolute, measure
-from ..flow.passes import ByRule
+from ..flow.passes import ByRule, PassHooks
 from ..flow.tensor import Flow, as_flow
 from ..network.private_copy import Network
 from ..support.nested import mapped
@@ -35,7 +35,7 @@ def reads_half(network: Network, masks: Mapping[str, Tensor], thresholds: Thresh
     return True
 
 
-class FastPass:
+class FastPass(PassHooks):
     """Hooks for one pass; afterwards `gradients` holds dR/d|w| of each weight tensor, as factors where possible.
 
     `memory` is what folding remembers from pass to pass; without it nothing is folded. `bounded` says that few scores

@@ -172,8 +172,7 @@ class LinearizationMode(SafeMode):
         return result
 
     def _replaced(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hooks = self.flow_pass.hooks
-        result = NotImplemented if hooks is None else hooks.operation(name, func, args, kwargs, self.by_rule)
+        result = self.flow_pass.hooks.operation(name, func, args, kwargs, self.by_rule)
         if result is not NotImplemented:
             return result
         if name == "__get__":
@@ -205,8 +204,7 @@ class LinearizationMode(SafeMode):
 
     def readable(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments in a form that every rule can read, whatever the hooks of the pass hold them in."""
-        hooks = self.flow_pass.hooks
-        return (args, kwargs) if hooks is None else hooks.arguments(args, kwargs)
+        return self.flow_pass.hooks.arguments(args, kwargs)
 
     def _note_uses(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Remember which watched weights are used other than by a layer."""

@@ -80,7 +80,7 @@ def measure(
         while True:
             leaves = _leaves(magnitudes, leaf_exponent, gradients, options.trace)
             watched = {id(leaf): name for name, leaf in leaves.items()} if options.trace else None
-            found = FlowPass(options, watched, network.constants, hooks, notes=notes)
+            found = FlowPass(options, watched, network.constants, hooks or PassHooks(), notes=notes)
             try:
                 with allow_mutation_on_saved_tensors() if copies in network.constants else nullcontext():
                     total, value = _run(network, found, leaves, follow)
@@ -114,15 +114,14 @@ def _run(network: Network, flow_pass: FlowPass, leaves: Mapping[str, Flow], foll
     hooks, dtype, zero = flow_pass.hooks, precision(leaves), np.zeros(len(leaves), dtype=np.int64)
     network.model.eval()
     network.replace(leaves)
-    if hooks is not None:
-        hooks.begin(leaves)
+    hooks.begin(leaves)
     cast_rest(network, dtype)
 
     def begin(leaf: Any) -> Any:
         """Floating inputs become ones; token ids and masks stay as given."""
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
-        ones = None if hooks is None else hooks.input(leaf.shape, dtype, leaf.device)
+        ones = hooks.input(leaf.shape, dtype, leaf.device)
         if ones is not None:
             return ones
         degrees = (zero, zero) if flow_pass.options.trace else None
@@ -216,9 +215,9 @@ def _failed(network: Network, cause: Exception) -> SynflowError:
     )
 
 
-def _total(output: Any, hooks: PassHooks | None) -> Flow:
+def _total(output: Any, hooks: PassHooks) -> Flow:
     """The sum over all floating outputs: tensors in tuples, dicts or dataclasses; losses if there is nothing else."""
-    parts = [part if hooks is None else hooks.output(part) for part in _outputs(output)]
+    parts = [hooks.output(part) for part in _outputs(output)]
     parts = [part for part in parts if part.dim()] or parts
     if not parts:
         raise SynflowError(

@@ -24,25 +24,17 @@ from .paths import cuts
 MOST = 40
 
 
-@torch.no_grad()
-def normalise(network: Network) -> bool:
+@contextmanager
+def normalised(network: Network) -> Iterator[bool]:
     """Let batch norms divide by the mean flow of their tensor, measured once on the whole network; False without any.
 
     In a chain the scale of a layer cancels, so nothing is done: its scores stay those of the paper to the last bit.
+    Behind the block the network has its own statistics again.
     """
-    if "normalised" not in network.constants:
-        network.constants["normalised"] = len(cuts(network)) < len(network.weights) and _normalised(network)
-    return bool(network.constants["normalised"])
-
-
-@contextmanager
-def normalised(network: Network) -> Iterator[bool]:
-    """The same within a block: other scores of the network see its own statistics."""
     before = [(norm, mean.clone(), variance.clone(), eps) for norm, mean, variance, eps in _norms(network)]
     try:
-        yield normalise(network)
+        yield len(cuts(network)) < len(network.weights) and _normalise(network)
     finally:
-        network.constants.pop("normalised", None)
         with torch.no_grad():
             for norm, mean, variance, eps in before:
                 norm.running_mean.copy_(mean)
@@ -51,7 +43,8 @@ def normalised(network: Network) -> Iterator[bool]:
                     norm.eps = eps
 
 
-def _normalised(network: Network) -> bool:
+@torch.no_grad()
+def _normalise(network: Network) -> bool:
     found = measure(network, options=PassOptions(norms=True), gradients=False).mean_flows
     for norm, mean, variance, eps in _norms(network):
         scale, exponent = found.get(id(variance), (0.0, 0))

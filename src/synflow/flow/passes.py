@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,28 +43,33 @@ WITHOUT_SHIFTS = PassOptions(shifts=False)
 SHARED = PassOptions(shared=True)
 
 
-class PassHooks(Protocol):
-    """Where an engine may step into a pass. Without hooks every operation goes by its rule and autograd."""
+class PassHooks:
+    """Where an engine may step into a pass. As they stand here, every operation goes by its rule and autograd."""
 
     def begin(self, weights: Mapping[str, Flow]) -> None:
         """The weights of the pass that begins, as the flows that operations will meet."""
 
     def input(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Flow | None:
         """A flow of ones in a form of the engine's own, or None for a plain one."""
+        return None
 
     def operation(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rule: ByRule
     ) -> Any:
         """The result of an operation on flows in a form of the engine's own; NotImplemented leaves it to the rule."""
+        return NotImplemented
 
     def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a rule other than a layer's, in a form that every rule can read."""
+        return args, kwargs
 
     def layer(self, function: Callable[..., Any], x: Flow, weight: Flow, settings: tuple[Any, ...]) -> Tensor | None:
         """A layer without its bias, whose weight gradient the engine keeps; None leaves it to autograd."""
+        return None
 
     def output(self, flow: Flow) -> Flow:
         """An output in plain form."""
+        return flow
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Take the gradient that autograd made for a weight."""
@@ -92,7 +97,7 @@ class FlowPass:
     options: PassOptions = DEFAULT
     watched: dict[int, str] | None = None
     constants: dict[Any, Any] = field(default_factory=dict)
-    hooks: PassHooks | None = None
+    hooks: PassHooks = field(default_factory=PassHooks)
     had_shifts: bool = False
     shifts_met: bool = False
     bent: bool = False

@@ -133,7 +133,7 @@ def peak(data: Tensor) -> float:
     return number(data.detach().amax()) if data.numel() else 0.0
 
 
-def normalised(data: Tensor, exponent: int, degrees: Degrees | None = None) -> Flow:
+def rescaled(data: Tensor, exponent: int, degrees: Degrees | None = None) -> Flow:
     """A flow of the same value whose largest entry is near one."""
     top = peak(data)
     if not math.isfinite(top):

@@ -60,7 +60,11 @@ class Removal(Protocol):
 
 
 class Engine(Protocol):
-    """Measure the flow, find the lightest weights, remove them."""
+    """Measure the flow, find the lightest weights, remove them.
+
+    `count` weights are left, the flow was measured `measurements` times, `fallbacks` are the parts of the engine that
+    were switched off, each with the reason.
+    """
 
     name: str
     count: int

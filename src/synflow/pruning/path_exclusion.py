@@ -36,22 +36,19 @@ def path_saliency(network: Network, masks: Mapping[str, Tensor] | None, training
     for inputs, _ in network.batches:
         inputs = to_precision(inputs, network)
         squares = [leaf.square() for leaf in pytree.tree_leaves(inputs) if is_floating(leaf)]
-        hooks = _PathHooks(squares, _open_activations(network, masks, training, inputs))  # type: ignore[abstract]
+        hooks = _PathHooks(squares, _open_activations(network, masks, training, inputs))
         ones = {name: (size > 0).to(size.dtype) for name, size in absolute(network, masks).items()}
         batch = dataclasses.replace(network, example=inputs)
         measure(batch, magnitudes=ones, options=WITHOUT_SHIFTS, gradients=False, hooks=hooks)
         factors = [_sum(pair) for pair in zip(factors, hooks.outputs, strict=True)] if factors else hooks.outputs
-    hooks = _PathHooks(factors=factors)  # type: ignore[abstract]
+    hooks = _PathHooks(factors=factors)
     weights = absolute(network, masks, power=2)
     measure(network, magnitudes=weights, options=WITHOUT_SHIFTS, hooks=hooks)
     return {name: weight.mul_(hooks.gradients.get(name, 0.0)) for name, weight in weights.items()}
 
 
 class _PathHooks(PassHooks):
-    """Feeds a flow pass with inputs and open activations, collects its outputs, or weighs them.
-
-    The methods of the protocol that it does not define do nothing.
-    """
+    """Feeds a flow pass with inputs and open activations, collects its outputs, or weighs them."""
 
     def __init__(
         self, inputs: list[Tensor] | None = None, gates: Iterable[Tensor] = (), factors: list[Flow] | None = None
@@ -80,10 +77,6 @@ class _PathHooks(PassHooks):
             )
         gated = as_flow(flow.as_subclass(Tensor) * gate, flow.exponent)
         return active_mode().written.overwrite(flow, gated) if name.endswith("_") else gated
-
-    def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Flows are in plain form."""
-        return args, kwargs
 
     def output(self, flow: Flow) -> Flow:
         """Collect an output, summed over the batch, or weigh it."""

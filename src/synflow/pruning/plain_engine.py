@@ -38,7 +38,6 @@ class PlainScores:
     layer_flows: dict[str, float]
 
     def whole(self) -> dict[str, Tensor]:
-        """All scores."""
         return self.scores
 
 
@@ -53,7 +52,7 @@ class PlainRemoval:
 
 
 class PlainEngine:
-    """Dense masks, dense scores, one selection over all of them."""
+    """Dense masks, dense scores, one selection over all of them; what each method is for says `Engine`."""
 
     name = "plain"
 
@@ -65,7 +64,6 @@ class PlainEngine:
 
     @property
     def count(self) -> int:
-        """How many weights are left."""
         return count(self._masks)
 
     def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> PlainScores:
@@ -89,11 +87,9 @@ class PlainEngine:
         return PlainRemoval(number, total_score(scores.scores, gone), kept, gone)
 
     def weigh(self, removal: PlainRemoval, scores: PlainScores) -> float:
-        """The sum of other scores over a removal."""
         return total_score(scores.scores, removal.gone)
 
     def leaves_a_path(self, removal: PlainRemoval) -> bool:
-        """Whether an input still reaches an output."""
         return connected(self.network, self._nonzero(removal.masks))
 
     def remove(self, removal: PlainRemoval) -> Callable[[], None]:
@@ -103,12 +99,10 @@ class PlainEngine:
         return lambda: self.keep_only(before)
 
     def removal(self, masks: Mapping[str, Tensor], scores: PlainScores) -> PlainRemoval:
-        """The removal that leaves the given masks."""
         gone = difference(self._masks, masks)
         return PlainRemoval(count(gone), total_score(scores.scores, gone), dict(masks), gone)
 
     def live_layers(self) -> frozenset[str]:
-        """The layers that have a weight on a path from an input to an output."""
         return reach(self.network, self._nonzero(self._masks)).live_layers
 
     def _nonzero(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,11 +110,9 @@ class PlainEngine:
         return {name: magnitude != 0 for name, magnitude in absolute(self.network, masks).items()}
 
     def keep_only(self, masks: Mapping[str, Tensor]) -> None:
-        """Take over other masks."""
         self._masks = dict(masks)
 
     def masks(self) -> dict[str, Tensor]:
-        """The masks."""
         return {name: mask.clone() for name, mask in self._masks.items()}
 
 

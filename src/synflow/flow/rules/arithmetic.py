@@ -28,11 +28,10 @@ def weighted(function: Function, x: Any, weight: Any, bias: Any = None, *args: A
 
 
 def _taken_over(function: Function, x: Any, weight: Any, settings: tuple[Any, ...] = ()) -> Flow | None:
-    """The layer without its bias, by the hooks of the pass, if there are any and they want it."""
-    hooks = flow_pass().hooks
-    if hooks is None or not isinstance(x, Flow) or not isinstance(weight, Flow):
+    """The layer without its bias, by the hooks of the pass, if they want it."""
+    if not isinstance(x, Flow) or not isinstance(weight, Flow):
         return None
-    data = hooks.layer(function, x, weight, settings)
+    data = flow_pass().hooks.layer(function, x, weight, settings)
     return None if data is None else settled(data, x.exponent + weight.exponent, both([x, weight]))
 
 

@@ -19,7 +19,7 @@ from ..tensor import (
     either,
     fixed,
     flows,
-    normalised,
+    rescaled,
     saturated,
     scaled,
     unblocking,
@@ -83,7 +83,7 @@ def settled(data: Tensor, exponent: int, degrees: Any = None) -> Flow:
     """The result of an arithmetic operation as a flow: rescaled, or in the booleans reduced to zero and one."""
     if options().saturate:
         return as_flow(saturated(data), 0, degrees)
-    return normalised(data, exponent, degrees)
+    return rescaled(data, exponent, degrees)
 
 
 def positive(leaf: Any, dtype: torch.dtype) -> Any:
