@@ -5,8 +5,8 @@ import copy
 import torch
 
 from synflow.compaction import compact
-from synflow.compaction.cut.surgery import cut, tensors
-from synflow.compaction.record.tape import tensors_in
+from synflow.compaction.cut.surgery import cut
+from synflow.compaction.record.tape import tensors, tensors_in
 from synflow.compaction.verify import double, inputs_like, run
 from synflow.masks.attach import attach, bake
 
@@ -61,7 +61,7 @@ def train_twins(model, small, masks, example, steps=3, optimizer="sgd", toleranc
     optimizers = [OPTIMIZERS[optimizer](twin.parameters()) for twin in twins]
     repeat = 1 if "train" in small.compaction.modes else None
     for step in range(steps):
-        inputs = inputs_like(example, step + 10, repeat or 1)
+        inputs = inputs_like(example, step + 10, repeat=repeat or 1)
         losses = []
         for twin, optimizer_ in zip(twins, optimizers, strict=True):
             optimizer_.zero_grad()

@@ -14,8 +14,6 @@ from ..errors import need
 from ..support.atomic_files import replacing, write_bytes
 from ..support.numbers import bytes_text, seconds_text
 
-__all__ = ["Benchmark", "Size", "Timing"]
-
 
 @dataclass(frozen=True)
 class Timing:

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,18 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..compaction import compact
-from ..compaction.cut.surgery import tensors
-from ..compaction.record.tape import tensors_in
+from ..compaction.record.tape import tensors, tensors_in
 from ..errors import SynflowError, brief, check_flag, check_function, need
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
 from ..network.flops import flops
 from ..network.private_copy import arguments, move, whole_copy
+from ..pruning.checks import is_whole
 from ..support import memory
 from ..support.memory import peak_memory
 from ..support.torch_modes import with_gradients
 from .results import Benchmark, Size, Timing
 from .tasks import INFERENCE, TRAINING, Plan, Run, each, enlarged, inference_tasks, mean_square, training_run
-
-__all__ = ["bench", "clocked"]
 
 SHORTEST = 0.05  # the least seconds of a turn: the first call after another network finds cold caches
 MOST = 100_000  # the most repeats, warm-up rounds or threads of a call: more is a typing error
@@ -103,15 +100,11 @@ def bench(
 
 def _check_counts(repeats: Any, warmup: Any, threads: Any, *batches: Any) -> None:
     for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("threads", threads, 1)):
-        if not _is_whole(count) or not least <= count <= MOST:
+        if not is_whole(count) or not least <= count <= MOST:
             raise SynflowError(f"{name} must be at least {least}, a whole number up to {MOST}, got {brief(count)}")
     for sizes in batches:
-        if not isinstance(sizes, Sequence) or not all(_is_whole(size) and size >= 1 for size in sizes):
+        if not isinstance(sizes, Sequence) or not all(is_whole(size) and size >= 1 for size in sizes):
             raise SynflowError(f"batch sizes must be a list of whole numbers of at least 1, got {brief(sizes)}")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_runs(name: str, model: nn.Module, example: Any, loss: Callable[[Any], Any]) -> None:

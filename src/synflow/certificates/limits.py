@@ -147,7 +147,7 @@ def critical_compression(
     number = steps if steps is not None else traits_of(function).steps
     if number == 1:
         scores = function(network, None)
-        everything = {name: torch.ones_like(w, dtype=torch.bool) for name, w in network.weights.items()}
+        everything = full_masks(None, network.weights)
 
     def survives(keep: int) -> bool:
         if number == 1:

@@ -26,8 +26,6 @@ from .results_command import results
 from .ship_commands import bench, compact, export
 from .sweep_command import sweep
 
-__all__ = ["app", "run"]
-
 EPILOG = "Exit codes: 0 done, 1 the answer is no, 2 wrong input, 70 a bug, 130 stopped. --debug shows tracebacks."
 
 app = typer.Typer(

@@ -9,8 +9,6 @@ import typer
 
 from . import options
 
-__all__ = ["Timed"]
-
 
 @dataclass(frozen=True)
 class Timed:

@@ -16,8 +16,6 @@ from ..support.json_files import NUMBER, json_text
 from . import options
 from .own_files import has_form, is_page
 
-__all__ = ["demo"]
-
 RESULTS, REPORT = "results.json", "report.html"
 OURS = {RESULTS: has_form({"seconds": NUMBER, "outcomes": list, "variants": list, "versions": dict}), REPORT: is_page}
 COMPRESSIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)

@@ -14,8 +14,6 @@ from .demo_run import Found
 from .demo_training import METHODS, Outcome, Variant
 from .output import command_line, say, table
 
-__all__ = ["figures", "report_page", "tell"]
-
 CAPTION = (
     "Test accuracy after training at each compression. The other methods lose all accuracy when a layer is pruned away "
     "whole (10% is guessing); SynFlow keeps a path from inputs to outputs, and degrades without a cliff."

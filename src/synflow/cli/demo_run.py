@@ -13,8 +13,6 @@ from .demo_training import METHODS, Outcome, Setting, Variant, compare_variants,
 from .interrupts import told_how_far
 from .output import progress
 
-__all__ = ["Found", "run_all"]
-
 # Networks are compared in detail at the compression nearest to this.
 MIDDLE = 100
 BAR_LENGTH = 30

@@ -18,8 +18,6 @@ from ..masks.attach import attach
 from ..masks.results import Masks
 from ..pruning.loop import prune
 
-__all__ = ["METHODS", "Outcome", "Setting", "Variant", "compare_variants", "outcomes", "prepare"]
-
 METHODS = ("synflow", "grasp", "snip", "magnitude", "random")
 
 

@@ -21,8 +21,6 @@ from ..compaction import compact
 from ..compaction.result import compaction_of
 from ..pruning.loop import prune
 
-__all__ = ["diagnosis"]
-
 EXTRAS = {
     "cli": ("typer", "rich"), "vision": ("timm", "torchvision"), "hf": ("transformers", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "plots": ("matplotlib",), "experiments": ("sklearn",),

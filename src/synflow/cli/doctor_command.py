@@ -8,8 +8,6 @@ import typer
 
 from . import options
 
-__all__ = ["doctor"]
-
 
 def doctor(json: options.Json = False) -> None:
     """Check this machine: versions, devices, extras, and the laws of the flow.

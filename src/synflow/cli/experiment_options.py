@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ..experiments.runs import Context
     from ..experiments.sweeps import Place
 
-__all__ = ["Runs", "Settings", "Where", "parse_settings"]
 
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs; finished runs are not repeated.")]
 Settings = Annotated[

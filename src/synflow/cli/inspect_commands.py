@@ -10,8 +10,6 @@ import typer
 from . import options
 from .option_groups import with_groups
 
-__all__ = ["certify", "compare", "inspect"]
-
 Either = Annotated[
     Path, typer.Argument(metavar="DIR|FILE", help="A folder that `synflow prune` wrote, or a file of masks.")
 ]

@@ -29,8 +29,6 @@ from .runs import open_run, rebuild, replace_text
 
 LEGEND = "(overlap: of the weights that either keeps, the share that both keep; by chance: of masks drawn at random)"
 
-__all__ = ["run_certify", "run_compare", "run_inspect"]
-
 
 def run_inspect(path: Path, json: bool) -> None:
     """Show the contents of the files; a file of masks has less information than a folder."""

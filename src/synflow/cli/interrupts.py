@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from ..errors import PruningInterrupt
 
-__all__ = ["Milestones", "told_how_far"]
-
 
 class Milestones:
     """The progress of a command, in words."""

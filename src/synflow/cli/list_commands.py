@@ -11,8 +11,6 @@ import typer
 from ..errors import SynflowError
 from . import options
 
-__all__ = ["data", "models", "schedules", "scopes", "scores"]
-
 FAMILIES = (
     ("fc", "fully connected, 6 layers of 100 units"),
     ("conv", "two 3x3 convolutions of 32 channels, one linear layer"),

@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-__all__ = ["with_groups"]
-
 
 def with_groups(function: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter whose type is a dataclass by the fields of that dataclass.

@@ -10,11 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "Folder", "Force", "Json", "Model", "ModelOfMasks", "ModelOfRun", "Origin", "Seed", "Threads", "completion",
-    "names_of", "panel_option",
-]  # fmt: skip
-
 # The tables that hold the names a user may choose from.
 TABLES = {
     "model": "models.built_in.MODELS",

@@ -21,18 +21,6 @@ from ..support.numbers import percent
 if TYPE_CHECKING:
     from ..reporting.facts import LayerFacts
 
-__all__ = [
-    "bar",
-    "command_line",
-    "console",
-    "layer_table",
-    "print_json",
-    "progress",
-    "say",
-    "say_wrapped",
-    "table",
-    "watched",
-]
 
 # Characters of a bar; with it a table of layers fits 80 columns.
 BAR = 12

@@ -9,8 +9,6 @@ from typing import Any
 from ..errors import SynflowError
 from ..support.json_files import check_form, read_json
 
-__all__ = ["has_form", "is_page"]
-
 # The title of every page of synflow ends within this many bytes: it holds the name of a model, which is one line.
 TITLE_WITHIN = 4096
 

@@ -12,8 +12,6 @@ from ..support.numbers import bytes_text
 from .experiment_options import Settings, Where, parse_settings
 from .option_groups import with_groups
 
-__all__ = ["paper"]
-
 
 @with_groups
 def paper(

@@ -12,8 +12,6 @@ from .option_groups import with_groups
 from .prune_options import Data, Method, Timing, Wish
 from .prune_target import Target
 
-__all__ = ["prune"]
-
 _machine = options.panel_option("Machine")
 
 

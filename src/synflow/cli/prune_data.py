@@ -10,8 +10,6 @@ from ..errors import SynflowError
 from ..experiments.configs import reads_data
 from .prune_options import Data
 
-__all__ = ["Batches", "scoring_data"]
-
 # Examples per batch: small enough for any machine; scores are averaged over all batches.
 BATCH_SIZE = 64
 

@@ -9,8 +9,6 @@ from typing import Annotated
 from .options import Origin, completion, panel_option
 from .prune_target import Target
 
-__all__ = ["Data", "Method", "Timing", "Wish"]
-
 _method = panel_option("Method")
 _data = panel_option("Data (for scores that need data)")
 _timing = panel_option("What --speedup times")

@@ -27,8 +27,6 @@ from .prune_search import Found, find_flops, find_speedup, walk
 from .prune_target import simple_density
 from .runs import check_free, next_command, write_run
 
-__all__ = ["run_prune"]
-
 TASKS = {"inference": "inference", "training": "training step"}
 _ADVICE = "no path is left, so training cannot help; lower the compression, or use --score synflow with its guard"
 

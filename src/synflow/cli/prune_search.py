@@ -23,8 +23,6 @@ from ..pruning.loop import prune as prune_model
 from ..pruning.scores import SCORE_FORM, SCORES, traits_of
 from .prune_speedup import Speed
 
-__all__ = ["Found", "Reached", "find_flops", "find_speedup", "flops", "search", "walk"]
-
 # A search prunes and measures at most this often; most end after three or four trials.
 TRIALS = 10
 # A result within this relative distance of the target ends the search: another trial would gain little.

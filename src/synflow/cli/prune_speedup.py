@@ -12,8 +12,6 @@ from ..benchmarking.run import SHORTEST, bench, clocked
 from ..benchmarking.tasks import enlarged, inference_run, training_run
 from ..masks.results import Masks
 
-__all__ = ["Speed"]
-
 # Dense and compact network are first timed alternately, this many times each.
 TURNS = 3
 # Measurements of the benchmark that decides close cases; quartiles of seven are stable enough to search by.

@@ -13,8 +13,6 @@ from ..errors import SynflowError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Target", "simple_density"]
-
 
 @dataclass(frozen=True)
 class Target:

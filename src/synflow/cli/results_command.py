@@ -12,8 +12,6 @@ from ..errors import SynflowError
 from .experiment_options import Runs
 from .options import Json
 
-__all__ = ["results"]
-
 # The meaning of the columns that a table shows by default.
 LEGEND = {
     "top1": "% of the test images classified right",

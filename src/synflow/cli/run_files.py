@@ -16,10 +16,6 @@ from ..support import folders
 from ..support.json_files import MAYBE_NUMBER, read_json
 from .own_files import has_form, is_page
 
-__all__ = [
-    "ABOUT", "BENCH", "CERTIFICATE", "FACTS", "FORMAT", "MASKS", "OURS", "REPORT", "RUN", "WEIGHTS", "WRITTEN",
-]  # fmt: skip
-
 RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
 CERTIFICATE, FACTS, REPORT, BENCH = "certificate.json", "facts.json", "report.html", "bench.json"
 WRITTEN = (RUN, WEIGHTS, MASKS, CERTIFICATE, FACTS, REPORT)

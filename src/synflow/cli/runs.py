@@ -29,8 +29,6 @@ from ..support import folders
 from ..support.json_files import check_form, json_text, read_json
 from .run_files import ABOUT, CERTIFICATE, FACTS, FORMAT, MASKS, OURS, REPORT, RUN, WEIGHTS, WRITTEN
 
-__all__ = ["Run", "check_free", "next_command", "open_run", "rebuild", "refresh_report", "replace_text", "write_run"]
-
 COMPACT = "compact"
 # The most outputs of a stored network: more than any data set has classes, few enough to build.
 MOST_CLASSES = 10**6

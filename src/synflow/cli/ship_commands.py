@@ -11,8 +11,6 @@ from . import options
 from .bench_options import Timed
 from .option_groups import with_groups
 
-__all__ = ["bench", "compact", "export"]
-
 
 def compact(
     folder: options.Folder,

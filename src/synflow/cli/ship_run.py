@@ -29,8 +29,6 @@ from .output import print_json, progress, say, say_wrapped, table, watched
 from .run_files import BENCH, OURS
 from .runs import COMPACT, Run, next_command, open_run, rebuild, refresh_report, replace_text
 
-__all__ = ["run_bench", "run_compact", "run_export"]
-
 ONNX = "model.onnx"
 
 

@@ -16,8 +16,6 @@ from .option_groups import with_groups
 if TYPE_CHECKING:
     from ..experiments.configs import Config
 
-__all__ = ["sweep"]
-
 
 @with_groups
 def sweep(

@@ -21,7 +21,8 @@ from ..masks.checks import check_masks
 from ..network.private_copy import whole_copy
 from ..support.torch_modes import with_gradients
 from .cut.plan import kept_in_all
-from .cut.surgery import cut, paste, shrink, tensors
+from .cut.surgery import cut, paste, shrink
+from .record.tape import tensors
 from .result import Compaction, compaction_of
 from .trial import Trial
 

@@ -27,7 +27,8 @@ from ..masks.files import load_masks, save_masks
 from ..support import folders
 from ..support.atomic_files import check_path
 from ..support.json_files import read_json
-from .cut.surgery import Kept, shrink, tensors
+from .cut.surgery import Kept, shrink
+from .record.tape import tensors
 from .result import Compaction, Stayed, compaction_of
 
 Model = TypeVar("Model", bound=nn.Module)

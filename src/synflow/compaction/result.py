@@ -11,7 +11,8 @@ from torch import nn
 
 from ..errors import SynflowError
 from ..masks.checks import some
-from .cut.surgery import Indices, cut
+from .cut.attention import Indices
+from .cut.surgery import cut
 
 
 @dataclass(frozen=True)

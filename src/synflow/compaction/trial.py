@@ -18,12 +18,12 @@ from ..support.private_torch import pytree
 from . import verify
 from .cut.attention import open_attentions
 from .cut.plan import kept_indices, remembered_sizes, stayed
-from .cut.surgery import Kept, shrink, tensors
+from .cut.surgery import Kept, shrink
 from .reason.coupling_rules import couple
 from .reason.liveness import alive_in_training
 from .reason.removal import WHOLE_HEADS, choose_units, dead_units, less_and_less
 from .record.recorder import FLAGS, recording
-from .record.tape import Tape, mark_outputs, number_of, tensors_in
+from .record.tape import Tape, mark_outputs, number_of, tensors, tensors_in
 from .result import Compaction
 from .verify import inputs_like, resized, shortened
 
@@ -47,7 +47,7 @@ class Trial:
             self.reference = verify.double(copy.deepcopy(masked), self.dtype)
             work = copy.deepcopy(self.reference)
             flexible = open_attentions(work)
-            inputs = inputs_like(self.example, None, 1, self.dtype)
+            inputs = inputs_like(self.example, None, self.dtype)
             try:
                 tape, outputs = _run(work, Tape(), inputs, training=False)
                 if flexible:  # then the recorded operations are not quite those of the model itself
@@ -72,7 +72,7 @@ class Trial:
     def refuse_nan(self, outputs: list[Tensor]) -> None:
         """NaN equals nothing, so a network that returns it cannot be compared with another."""
         if any(bool(output.isnan().any()) for output in outputs):
-            layer = verify.first_not_a_number(self.reference, inputs_like(self.example, None, 1, self.dtype))
+            layer = verify.first_not_a_number(self.reference, inputs_like(self.example, None, self.dtype))
             raise SynflowError(
                 f"the masked model itself returns nan on the example, first in {layer}, so nothing can be compared. "
                 "Pass an example on which it returns numbers; where a norm divides by what is pruned as a whole (an "
@@ -83,7 +83,7 @@ class Trial:
         """The tape with a run in train mode on it, if the model runs there."""
         self.training_example = self.example
         for repeat in (1, 2):  # batch norm can't be trained on a single value
-            inputs = inputs_like(self.example, None, repeat, self.dtype)
+            inputs = inputs_like(self.example, None, self.dtype, repeat)
             try:
                 longer, _ = _run(work, tape, inputs, training=True)
                 self.training_example = inputs
@@ -135,7 +135,7 @@ class Trial:
 
     def check_mode(self, small: nn.Module, kept: Kept, training: bool) -> float:
         """Compare in one of the two modes: on random inputs, or on the example where those give no numbers."""
-        inputs = inputs_like(self.training_example if training else self.example, self.seeds[training], 1, self.dtype)
+        inputs = inputs_like(self.training_example if training else self.example, self.seeds[training], self.dtype)
         try:  # on copies: training writes to running statistics
             one, other = copy.deepcopy((self.reference, small)) if training else (self.reference, small)
             return verify.compare(one, other, kept, self.masks, inputs, training)
@@ -153,7 +153,7 @@ class Trial:
         """Inputs of another size that the masked model takes, whether in a plain call, and its outputs."""
         for other in resized(self.example):
             found = None
-            inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, 1, self.dtype)
+            inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, self.dtype)
             with contextlib.suppress(Exception), torch.no_grad():
                 for plain in (False, True):  # torch's fused layers do not check sizes
                     expected = tensors_in(verify.run(self.reference, inputs, False, plain=plain))

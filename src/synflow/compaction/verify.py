@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from ..network.private_copy import arguments
 from ..support.private_torch import DropoutNd, pytree
 from ..support.random_state import seeded
-from .cut.surgery import Indices, cut, tensors
-from .record.tape import never_zero, tensors_in
+from .cut.attention import Indices
+from .cut.surgery import cut
+from .record.tape import never_zero, tensors, tensors_in
 
 # How far outputs and gradients may differ, relative to their size; single precision is for models without double.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
@@ -208,7 +209,7 @@ def first_not_a_number(model: nn.Module, inputs: Any) -> str:
     return found[0] if found else "the model's own forward"
 
 
-def inputs_like(example: Any, seed: int | None, repeat: int = 1, dtype: torch.dtype | None = torch.float64) -> Any:
+def inputs_like(example: Any, seed: int | None, dtype: torch.dtype | None = torch.float64, repeat: int = 1) -> Any:
     """The example, or random numbers in place of its floating tensors; without a `dtype` each keeps its own."""
     generator = torch.Generator().manual_seed(seed or 0)
 

@@ -22,8 +22,6 @@ from .freezing import choose_forms, pack, replace, reshape
 from .freezing import freeze as freeze_graph
 from .recorded_run import RecordedRun, record
 
-__all__ = ["for_inference"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 # Exactly these classes: a subclass may do more.
@@ -144,7 +142,7 @@ def _fold(model: nn.Module, pairs: list[tuple[str, str]]) -> None:
 
 def _check(reference: nn.Module, folded: nn.Module, example: Any, dtype: torch.dtype) -> None:
     for seed in (None, 1):
-        inputs = inputs_like(example, seed, 1, dtype)
+        inputs = inputs_like(example, seed, dtype)
         try:
             compare(reference, folded, {}, {}, inputs, training=False)
         except DifferenceError as difference:

@@ -21,8 +21,6 @@ from ..errors import SynflowError
 from ..network.private_copy import arguments, move
 from .recorded_run import RecordedRun
 
-__all__ = ["Forms", "choose_forms", "freeze", "pack", "replace", "reshape"]
-
 VECTOR = 8  # channels in one vector of the processor; kernels are slow on an incomplete vector
 WASTE = 1 / 8  # the largest relative growth of a layer by rounding up its channels
 MANY = 256  # from this many positions on, a convolution pays for the overhead of oneDNN's calls
@@ -173,13 +171,13 @@ class PackedConvolution(nn.Module):
 def freeze(model: nn.Module, reference: nn.Module, example: Any) -> nn.Module:
     """The model as one graph without Python, with the outputs of the reference on the example and on random inputs."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    args, kwargs = arguments(move(inputs_like(example, None, 1, None), device))
+    args, kwargs = arguments(move(inputs_like(example, None, None), device))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing warns that shapes become fixed, which is intended
         script: nn.Module = torch.jit.freeze(torch.jit.trace(model, **given, check_trace=False))
         for seed in (None, 1, 2):  # three runs, after which the graph is optimised
-            args, kwargs = arguments(move(inputs_like(example, seed, 1, None), device))
+            args, kwargs = arguments(move(inputs_like(example, seed, None), device))
             _compare(tensors_in(reference(*args, **kwargs)), tensors_in(script(*args, **kwargs)))
     return script
 

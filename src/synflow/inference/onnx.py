@@ -17,8 +17,6 @@ from ..network.private_copy import arguments, move, whole_copy
 from ..support.atomic_files import replacing
 from ..support.private_torch import pytree
 
-__all__ = ["export_onnx", "onnx_session"]
-
 
 def export_onnx(
     model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4, dynamic_batch: bool = True
@@ -40,9 +38,9 @@ def export_onnx(
     repeat = 2 if dynamic_batch and alone else 1  # since a size of one can't be told from a fixed one
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        _write(plain, move(inputs_like(example, None, repeat, None), device), temporary, dynamic_batch)
+        _write(plain, move(inputs_like(example, None, None, repeat), device), temporary, dynamic_batch)
         for seed in (None, 0):
-            _check(plain, move(inputs_like(example, seed, 1, None), device), temporary, tolerance)
+            _check(plain, move(inputs_like(example, seed, None), device), temporary, tolerance)
     return path
 
 

@@ -15,8 +15,6 @@ from ..compaction.record.tape import Step, Tape, mark_outputs
 from ..compaction.verify import double, inputs_like, run
 from ..errors import SynflowError
 
-__all__ = ["RecordedRun", "record"]
-
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -51,7 +49,7 @@ def record(model: nn.Module, example: Any) -> RecordedRun:
         work, tape = double(copy.deepcopy(model), dtype), Tape()
         try:
             with recording(work, tape, training=False):
-                mark_outputs(tape, run(work, inputs_like(example, None, 1, dtype), training=False))
+                mark_outputs(tape, run(work, inputs_like(example, None, dtype), training=False))
         except Exception as cause:
             problem = problem or cause
         else:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import SynflowError
 from ..network.wrappers import dense_name, unwrap
+from ..support.chunked import count
 from .aliases import forget_aliases, guard_aliases
 from .checks import check_boolean, check_mapping, check_masks, named_weights, places, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
@@ -134,7 +135,7 @@ def density(masks: Mapping[str, Tensor]) -> float:
     for name, mask in masks.items():
         check_boolean(name, mask)
     total = sum(mask.numel() for mask in masks.values())
-    return sum(int(mask.sum()) for mask in masks.values()) / total if total else 1.0
+    return count(masks) / total if total else 1.0
 
 
 def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:

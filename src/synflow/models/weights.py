@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from ..compaction.cut.surgery import tensors
+from ..compaction.record.tape import tensors
 from ..errors import SynflowError
 from ..masks.checks import some
 

@@ -19,8 +19,6 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..support.private_torch import NEWER_CHECKPOINT
 from ..support.random_state import SEEDING
 
-__all__ = ["without_checkpoints"]
-
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:

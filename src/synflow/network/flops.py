@@ -10,8 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .private_copy import arguments, run_untouched
 
-__all__ = ["flops"]
-
 
 def flops(model: nn.Module, example: Any) -> int:
     """Floating-point operations of one forward pass in eval mode, two for each multiply-add.

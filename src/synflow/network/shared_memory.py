@@ -15,8 +15,6 @@ from ..errors import SynflowError
 from ..support.nested import leaves, mapped
 from ..support.torch_modes import SafeMode
 
-__all__ = ["Substitution", "address", "check_unshared", "held_beside", "overlapping", "reached_around"]
-
 # Attributes of a module that hold its parameters, buffers and submodules by their names.
 _BY_NAME = ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs")
 # The most objects to search: more than a model has, fewer than a data set.

@@ -9,8 +9,6 @@ from torch import nn
 
 from ..errors import SynflowError
 
-__all__ = ["dense_name", "unwrap"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel)

@@ -40,7 +40,7 @@ def checked_margin(margin: Any) -> float:
 
 def checked_steps(steps: Any) -> int | None:
     """A number of steps, or None: the default of the score."""
-    if steps is not None and (not _is_whole(steps) or steps < 1):
+    if steps is not None and (not is_whole(steps) or steps < 1):
         raise SynflowError(f"steps must be a whole number of at least 1, got {brief(steps)}")
     if steps is not None and steps > MOST_STEPS:
         raise SynflowError(f"steps must be at most {MOST_STEPS:,}, got {brief(steps)}")
@@ -49,14 +49,15 @@ def checked_steps(steps: Any) -> int | None:
 
 def checked_seed(seed: Any) -> int:
     """A seed that torch takes."""
-    if not _is_whole(seed):
+    if not is_whole(seed):
         raise SynflowError(f"seed must be a whole number, got {brief(seed)}")
     if not -(2**63) <= seed < 2**63:
         raise SynflowError(f"seed must fit into 64 bits, got {seed!r}")
     return int(seed)
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether this is an integer, of Python or of NumPy."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

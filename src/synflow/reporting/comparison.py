@@ -13,8 +13,6 @@ from .figures import compare_density, compare_live
 from .markup import Cell, document, number, plots, ratio, section, settings, table_of, text
 from .overlap import overlaps
 
-__all__ = ["comparison_page"]
-
 
 def comparison_page(
     runs: Mapping[str, Facts],

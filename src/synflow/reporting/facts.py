@@ -23,8 +23,6 @@ from ..network.private_copy import open_network
 from ..support.json_files import finite
 from ..support.torch_modes import with_gradients
 
-__all__ = ["Facts", "LayerFacts", "gather"]
-
 # Units drawn in the plot of inflow against outflow: enough to show the law, few enough for a small file.
 POINTS = 400
 

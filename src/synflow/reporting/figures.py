@@ -10,8 +10,6 @@ from typing import Any
 from .facts import Facts, LayerFacts
 from .svg import Scale, bars, line, plot, points, rule
 
-__all__ = ["compare_density", "compare_live", "curve_image", "figure", "figures_of"]
-
 
 def figure(image: str, caption: str) -> str:
     """An image with a caption of one sentence."""

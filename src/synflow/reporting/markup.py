@@ -8,8 +8,6 @@ from importlib.resources import files
 
 from ..support.numbers import seconds_text
 
-__all__ = ["Cell", "document", "number", "plots", "ratio", "seconds", "section", "settings", "table_of", "text"]
-
 Cell = tuple[str, float | str]  # the displayed text, and the sort key
 
 # A report loads nothing from other places, whatever text it contains.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ..errors import SynflowError
 
-__all__ = ["Overlap", "overlaps"]
-
 
 @dataclass(frozen=True)
 class Overlap:

@@ -11,8 +11,6 @@ from .facts import Facts
 from .figures import figures_of
 from .markup import document, number, plots, ratio, seconds, section, settings, table_of, text
 
-__all__ = ["page"]
-
 
 def page(facts: Facts) -> str:
     """The report of one pruned network."""

@@ -8,8 +8,6 @@ from ..errors import SynflowError
 from ..support.json_files import MAYBE_NUMBER, NUMBER, check_form
 from .facts import Facts, LayerFacts
 
-__all__ = ["facts_from"]
-
 MAYBE_INT = (int, type(None))
 STEP = {
     "index": int, "density": NUMBER, "kept": int, "flow_log2": MAYBE_NUMBER, "pruned_fraction": MAYBE_NUMBER,

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Scale", "bars", "line", "plot", "points", "rule", "standalone", "ticks_of"]
-
 # The size of a plot in its own units, and the margins for ticks and labels.
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46

@@ -12,7 +12,8 @@ from ..reason.coupling import Coupling
 from ..reason.units import Units
 from ..record.attributes import Attribute
 from ..result import Stayed
-from .surgery import Indices, cut
+from .attention import Indices
+from .surgery import cut
 
 
 def kept_indices(coupling: Coupling, gone: Tensor) -> tuple[dict[str, dict[int, Indices]], dict[str, tuple[int, ...]]]:

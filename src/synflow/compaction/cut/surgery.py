@@ -13,8 +13,6 @@ from ...support.private_torch import ConvNd, NormBase
 from ..record.tape import tensors
 from .attention import CompactAttention, Indices
 
-__all__ = ["Indices", "Kept", "cut", "paste", "shrink", "tensors"]
-
 Kept = Mapping[str, Mapping[int, Indices]]
 
 
