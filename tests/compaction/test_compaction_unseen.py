@@ -11,6 +11,7 @@ from torch import nn
 from compact_twins import sizes, width, without
 from synflow import SynflowError
 from synflow.compaction import compact
+from synflow.compaction.reason import coupling_rules, liveness
 from synflow.masks.attach import bake
 
 
@@ -479,3 +480,24 @@ def test_a_number_of_heads_is_told_from_a_length_that_is_the_same():
     assert small.compaction.attributes == {"": {"heads": 3}}
     for length in (2, 3, 4, 9):
         same(small, masked(model, masks), torch.randn(3, length, 8))
+
+
+def test_a_rule_that_fails_is_an_error_in_strict_mode_and_a_note_elsewhere(monkeypatch):
+    def broken(*_):
+        raise IndexError("a form that nobody thought of")
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2)), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
+    masks = {"4.weight": torch.tensor([[True, False, False, True]] * 2)}
+    monkeypatch.setattr(liveness, "move", broken)
+    with pytest.raises(IndexError):
+        compact(model, torch.ones(1, 3), masks)
+    monkeypatch.setenv("SYNFLOW_STRICT", "0")
+    compaction = compact(model, torch.ones(1, 3), masks).compaction
+    assert any("no rule for this form of view" in note and "nobody thought of" in note for note in compaction.notes)
+    monkeypatch.undo()
+    monkeypatch.setattr(coupling_rules, "factor", broken)
+    with pytest.raises(IndexError):
+        compact(model, torch.ones(1, 3), masks)
+    monkeypatch.setenv("SYNFLOW_STRICT", "0")
+    (stay,) = compact(model, torch.ones(1, 3), masks).compaction.stayed
+    assert stay.reason.startswith("there is no rule for the operation view that can deal with this (IndexError: a form")

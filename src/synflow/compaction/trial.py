@@ -39,6 +39,7 @@ class Trial:
         self.tape, flexible = self.record(masked, example)
         self.coupling = couple(self.tape, flexible)
         self.alive = alive_in_training(self.tape, tensors(self.reference), self.masks)
+        self.notes += sorted(self.tape.remarks)
 
     def record(self, masked: nn.Module, example: Any) -> tuple[Tape, frozenset[str]]:
         """Run the model in both modes, if possible in double precision and on a short batch."""
@@ -60,7 +61,7 @@ class Trial:
                 self.notes.append(f"checked in single precision only, since double precision fails: {problem}")
             self.refuse_nan(outputs)
             tape = self.train(work, tape).used()
-            self.notes += [*_unused(work, tape), *_decided(tape), *sorted(tape.remarks)]
+            self.notes += [*_unused(work, tape), *_decided(tape)]
             return tape, flexible
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example)) or "no tensors"
         raise SynflowError(

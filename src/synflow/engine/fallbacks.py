@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
+
+from ..errors import is_strict
 
 log = logging.getLogger("synflow")
 
@@ -14,11 +15,6 @@ class FallbackError(RuntimeError):
 
 class CannotServeError(Exception):
     """A known reason why a part of the engine cannot serve a network: no bug, in strict mode either."""
-
-
-def is_strict() -> bool:
-    """Whether an unexpected fallback is an error: set SYNFLOW_STRICT=1, as the test suite does."""
-    return os.environ.get("SYNFLOW_STRICT", "") not in ("", "0")
 
 
 class Fallbacks:

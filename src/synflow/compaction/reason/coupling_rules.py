@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ...errors import is_strict
 from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from .coupling import Coupling, UnfollowedError, beside, convolution, held, levelled, matrix_product
@@ -54,8 +55,10 @@ def _not_followed(coupling: Coupling, step: Step) -> str | None:
         rule(coupling, step)
     except UnfollowedError as form:
         return f"{missing} with {form}"
-    # A model is not refused because a rule fails.
     except Exception as cause:
+        if is_strict():
+            raise
+        # A model is not refused because a rule fails.
         return f"{missing} that can deal with this ({type(cause).__name__}: {cause})"
     return None
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...errors import is_strict
 from ..record import aten_names as aten
 from ..record.tape import Step, Tape
 from .planes import compressed, contraction, lit, looked_up, move, product, settled, some
@@ -81,7 +82,11 @@ def nonzero_only(tape: Tape, alive: Mapping[int, Tensor]) -> Planes:
     for step in tape.steps:
         try:
             found = _planes(planes, tape, step)
-        except (RuntimeError, IndexError, ValueError, TypeError, KeyError):  # a form of the operation without a rule
+        except Exception as cause:
+            if is_strict():
+                raise
+            where = step.module or "the model itself"
+            tape.remarks.add(f"no rule for this form of {step.name} in {where} ({type(cause).__name__}: {cause})")
             found = None
         if found is None:  # all results may be nonzero, and if one has a gradient, so may everything that was read
             read = [planes[n].sum() for n in step.inputs if planes[n].requires_grad]
