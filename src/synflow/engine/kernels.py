@@ -138,8 +138,7 @@ def pick_product(
             factor = squares if root else row
             for j in range(width):
                 flags[j] = (factor[j] * part[j] <= limits[j]) & (row[j] > 0)
-            for j in range(width, len(flags)):
-                flags[j] = False
+            flags[width:] = False
             for index in range(_where(words, some, hits)):
                 j = hits[index]
                 column = seen[start + j]

@@ -8,7 +8,7 @@ the bound proves nothing, a path is searched for after the removal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -123,12 +123,13 @@ class PathGuard:
             if flow.had_shifts:
                 bare = engine.measure(WITHOUT_SHIFTS)
                 flow = replace(bare.flow, scores=bare.whole())
+                if total_score(flow.scores, difference(masks, wanted)) >= _limit(flow, run.margin, always):
+                    # Where shifts add to the scores, weights fed by biases alone may rank above the last path from an
+                    # input; ranked by the flow from inputs they are the first to be removed.
+                    wanted = run.allocate(flow.scores, masks, keep)
             anywhere = run.scope is global_scope
-            removed = remove_safely(
-                run.network, masks, wanted, flow, margin=run.margin, always=always, anywhere=anywhere,
-                again=lambda scores: run.allocate(scores, masks, keep),
-                others=self._others(masks, keep) if anywhere and not always else (),
-            )  # fmt: skip
+            others = self._others(masks, keep) if anywhere and not always else ()
+            removed = remove_safely(run.network, masks, wanted, flow, run.margin, always, anywhere, others)
         engine.keep_only(removed.masks)
         return removed
 
@@ -170,29 +171,22 @@ def remove_safely(
     masks: Mapping[str, Tensor],
     wanted: Mapping[str, Tensor],
     flow: Measurement,
-    *,
     margin: float,
     always: bool,
-    again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     anywhere: bool = False,
     others: Iterable[dict[str, Tensor]] = (),
 ) -> Removed:
     """Go from `masks` towards `wanted` as far as the bound allows: all the way, or the lightest part of it.
 
     With `always`, the removed scores stay below `margin` times the flow; otherwise the whole step is taken as long as
-    they stay below the flow itself. Otherwise `again` ranks by these scores, and `others` are more masks of the wanted
-    size to try. With `anywhere`, a weight of `wanted` may be removed in place of another. Where the measurement is
-    loose, a path is searched for after each removal.
+    they stay below the flow itself. Otherwise `others` are more masks of the wanted size to try. With `anywhere`, a
+    weight of `wanted` may be removed in place of another. Where the measurement is loose, a path is searched for after
+    each removal.
     """
-    limit = flow.value * (margin if always else 1.0 - ROUNDING)
-    if again is not None and total_score(flow.scores, difference(masks, wanted)) >= limit:
-        # Where shifts add to the scores, weights fed by biases alone may rank above the last path from an input; ranked
-        # by the flow from inputs they are the first to be removed.
-        wanted = again(flow.scores)
     going = difference(masks, wanted)
     number = everything = count(going)
     proved = not flow.loose
-    if total_score(flow.scores, going) >= limit:
+    if total_score(flow.scores, going) >= _limit(flow, margin, always):
         number = lightest(flow.scores, going, flow.value * margin)
         if not always and (number < everything // BOLD or repeats(network)):
             # Weights that a term meets many times (gates, repeated layers, deep chains) make the bound far too
@@ -209,6 +203,11 @@ def remove_safely(
     if everything == 0:
         return Removed(dict(masks), 0.0, complete=True)
     return _single(network, masks, going, flow, anywhere)
+
+
+def _limit(flow: Measurement, margin: float, always: bool) -> float:
+    """What the scores of a removal have to stay below, so that it may be taken whole."""
+    return flow.value * (margin if always else 1.0 - ROUNDING)
 
 
 def _single(
