@@ -7,6 +7,7 @@ from torch import nn
 from compact_twins import without
 from synflow.compaction import compact
 from synflow.errors import SynflowError
+from synflow.inference import onnx
 from synflow.inference.onnx import export_onnx, feeds, onnx_session
 from synflow.masks.attach import attach, attached
 
@@ -60,3 +61,18 @@ def test_a_file_that_disagrees_is_not_written(pair, tmp_path):
         export_onnx(small, example, target, tolerance=-1.0)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["old.onnx"]
+
+
+def test_an_output_of_another_shape_is_named(pair, tmp_path, monkeypatch):
+    """Files whose batch is fixed by mistake: such outputs cannot even be subtracted."""
+    _, small, example = pair
+
+    class Session:
+        def run(self, *_):
+            return [torch.zeros(3, 5).numpy()]
+
+    monkeypatch.setattr(onnx, "onnx_session", lambda path: Session())
+    monkeypatch.setattr(onnx, "feeds", lambda session, inputs: {})
+    with pytest.raises(SynflowError, match=r"output 0 of the file has shape \(3, 5\), the model's \(2, 5\); nothing"):
+        export_onnx(small, example, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []

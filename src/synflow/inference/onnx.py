@@ -88,8 +88,13 @@ def _check(model: nn.Module, inputs: Any, path: Path, tolerance: float) -> None:
         raise SynflowError(f"ONNX: the model has {len(expected)} outputs, its file {len(got)}; nothing was written")
     for place, (a, b) in enumerate(zip(expected, got, strict=True)):
         a = a.cpu()
+        if a.shape != b.shape:
+            raise SynflowError(
+                f"ONNX: output {place} of the file has shape {tuple(b.shape)}, the model's {tuple(a.shape)}; nothing "
+                "was written"
+            )
         error = float((a - b).abs().max()) / max(1.0, float(a.abs().max())) if a.numel() else 0.0
-        if a.shape != b.shape or not error <= tolerance:
+        if not error <= tolerance:
             raise SynflowError(
                 f"ONNX: output {place} of the file differs from the model's by {error:.1e} of its size, allowed are "
                 f"{tolerance:.0e}; nothing was written. Raise tolerance= if the model works in low precision"

@@ -94,7 +94,7 @@ def _shown(run: PruningRun, hold: bool) -> Iterator[Step]:
     done, density = 0, count(run.start) / run.network.size
     with tqdm(total=total, disable=not run.progress, desc=f"prune ({run.about['method']})", unit="step") as bar:
         try:
-            for step in flow_steps(run, hold) if run.traits.flow_power is not None else _scored_steps(run):
+            for step in flow_steps(run, hold) if run.traits.is_flow else _scored_steps(run):
                 done, density = step.index, step.density
                 flow = "" if step.flow_log2 is None else f", flow 2^{step.flow_log2:.1f}"
                 bar.set_postfix_str(f"density {step.density:.4g}{flow}")

@@ -42,6 +42,11 @@ class Traits:
     steps: int = 1
     revives: bool = False
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether the score is a share of a flow."""
+        return self.flow_power is not None
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

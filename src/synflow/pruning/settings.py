@@ -148,9 +148,8 @@ def checked_run(
     if guard is not None and not isinstance(guard, bool):
         raise SynflowError(f"guard must be True, False or None (by the score), got {brief(guard)}")
     traits = traits_of(function)
-    is_flow = traits.flow_power is not None
-    guarded = is_flow if guard is None else bool(guard)
-    if fall is certified and not is_flow:
+    guarded = traits.is_flow if guard is None else guard
+    if fall is certified and not traits.is_flow:
         raise _needs_flow(score)
     target = target_density(compression, density)
     network = open_for(model, example, score, select, protect, data, loss, seed)
@@ -159,7 +158,7 @@ def checked_run(
     check_target(network, keep, count(start), target)
     if traits.needs_data:
         _ = network.batches  # missing data is an error before the first step
-    check_reachable(network, start, keep, strict=guarded and is_flow)
+    check_reachable(network, start, keep, strict=guarded and traits.is_flow)
     if steps is None and fall is not certified:
         steps = traits.steps
     about = {
@@ -170,7 +169,7 @@ def checked_run(
     # The union bound does not hold for balanced scores: their certified schedule rests on live layers alone.
     by_layers = (guarded and (guard is True or traits.balanced)) or (fall is certified and traits.balanced)
     shield = path_to_keep(network, start, keep) if guarded and not by_layers else None
-    early = by_layers and (not is_flow or keep <= TIGHT * len(network.weights))
+    early = by_layers and (not traits.is_flow or keep <= TIGHT * len(network.weights))
     skeleton = find_skeleton(network, start, keep) if early else None
     return PruningRun(
         network, function, fall, where, steps, start, target, keep, margin, guarded, by_layers, engine, progress,
@@ -179,7 +178,7 @@ def checked_run(
 
 
 def _needs_flow(score: str | Score) -> SynflowError:
-    flows = ", ".join(repr(name) for name, row in SCORES.items() if traits_of(row).flow_power is not None)
+    flows = ", ".join(repr(name) for name, row in SCORES.items() if traits_of(row).is_flow)
     return SynflowError(
         f"the certified schedule follows the flow, so it needs one of the scores {flows}, "
         f"got {score!r}; choose another schedule for it"
