@@ -42,6 +42,23 @@ def pruned(run):
     return "pruned"
 
 
+def test_a_warning_is_one_line_without_a_place_in_the_code(run, tmp_path):
+    block = (
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.left = nn.Linear(4, 4, bias=False)\n"
+        "    def forward(self, x):\n"
+        "        return x + self.left(x)\n"
+    )
+    layers = "nn.Sequential(nn.Linear(4, 4), Block(), Block(), nn.Linear(4, 2))"
+    make = f"def make():\n    return {layers}, torch.ones(1, 4)\n"
+    (tmp_path / "blocks.py").write_text(f"import torch\nfrom torch import nn\n{block}{make}")
+    shown = run("prune blocks.py:make --keep 3 --score balanced --steps 2")
+    (line,) = shown.err.splitlines()
+    assert line.startswith("warning: 3 weights are too few to keep all 4 layers alive")
+
+
 def test_prune_writes_what_it_says(run, tmp_path):
     shown = run("prune net.py:make --compression 10 --out pruned")
     assert re.search(r"weights +228 of 2,280 kept \(10x", shown.out)

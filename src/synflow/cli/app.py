@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -83,7 +85,9 @@ def run(argv: list[str]) -> int:
     """Run a command line; the result is its exit code."""
     debug = "--debug" in argv
     try:
-        _command()([word for word in argv if word != "--debug"], prog_name="synflow")
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_warn, warnings.showwarning)
+            _command()([word for word in argv if word != "--debug"], prog_name="synflow")
     except SystemExit as leave:
         # typer turns an interrupt and a closed pipe into exit codes; the original error is in the chain of causes.
         stop = next((cause for cause in _causes(leave) if isinstance(cause, KeyboardInterrupt)), None)
@@ -103,6 +107,14 @@ def run(argv: list[str]) -> int:
         what = " ".join(str(error).split())
         return _fail(f"error: this is a bug in synflow: {type(error).__name__}: {what}; --debug shows where", 70)
     return 0
+
+
+def _warn(usual: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Warnings for users in one line without a place in the code; others, which are for programmers, as usual."""
+    if category is UserWarning:
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        usual(message, category, *where)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
