@@ -21,7 +21,7 @@ from .cut.plan import kept_indices, remembered_sizes, stayed
 from .cut.surgery import Kept, shrink
 from .reason.coupling_rules import couple
 from .reason.liveness import alive_in_training
-from .reason.removal import WHOLE_HEADS, choose_units, dead_units, less_and_less
+from .reason.removal import WHOLE_HEADS, attempts, choose_units, dead_units
 from .record.recorder import FLAGS, recording
 from .record.tape import Tape, mark_outputs, number_of, tensors, tensors_in
 from .result import Compaction
@@ -98,7 +98,7 @@ class Trial:
     def solve(self) -> Compaction:
         """The largest cut that passes the check; units that stay for it are named, with the reason."""
         failure: Exception | None = None
-        for why, frozen in less_and_less(self.coupling, self.reference):
+        for why, frozen in attempts(self.coupling, self.reference):
             noted = failure is not None and why != WHOLE_HEADS
             if noted:
                 why = f"{why}, since the model fails the check without: {failure}"

@@ -1,9 +1,10 @@
-"""Images of ones are the same nearly everywhere: positions that see the same are computed once.
+"""Positions of an image with identical receptive fields are computed once.
 
-A convolution of a constant image is constant but for a border, which grows by a pixel per layer. So a flow may be
-folded: `data` has one row and one column for each kind, and `spread` tells, for each row and column of the image, of
-which kind it is. Windows (convolutions, pooling) slide over an image without the lines that bring nothing new; sums
-join kinds; whatever else comes unfolds the flow again. Gradients of a kind are those of all its positions, added up.
+The example is an image of ones, and a convolution of a constant image is constant except for a border, which grows by
+a pixel per layer. So a flow may be folded: `data` has one row and one column per kind, and `spread` gives the kind of
+each row and column of the image. Windows (convolutions, pooling) slide over an image without its repeated lines; sums
+intersect the kinds of their terms; any other operation unfolds the flow first. The gradient of a kind is the sum over
+its positions.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _shortened(
     dilation: tuple[int, int],
     memory: dict[Any, Any],
 ) -> tuple[Flow, tuple[int, int], Spread] | None:
-    """A smaller image on which a window slides through all it sees on the whole one; its padding; kinds of windows."""
+    """The image without repeated lines, for a sliding window; its padding; the kinds of the windows."""
     assert x.spread is not None
     lines = []
     for kinds, size, *how in zip(x.spread, x.shape[2:], kernel, stride, padding, dilation, strict=True):
@@ -180,10 +181,10 @@ def _picked(data: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def _shorter(
     kinds: Tensor, size: int, width: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, int, Tensor]:
-    """Along one dimension: what is left when windows that see the same as the one before are left out.
+    """One dimension of an image without the windows whose contents repeat those of the window before.
 
-    The kinds of the lines that stay (`size` stands for a line of zeros), how many zeros come before and after them, and
-    the kind of each window.
+    Returns the kinds of the lines that stay (`size` stands for a line of zeros), the padding on both sides, and the
+    kind of each window.
 
     >>> _shorter(torch.zeros(6, dtype=torch.long), 1, 3, 1, 1, 1)
     (tensor([0, 0, 0]), 1, tensor([0, 1, 1, 1, 1, 2]))
@@ -191,11 +192,11 @@ def _shorter(
     given, extent = kinds.cpu().numpy(), dilation * (width - 1) + 1
     count = windows.count(len(given), width, stride, padding, dilation)
     starts = np.arange(count) * stride
-    # Also what lies between the lines that a window sees: others see it, and nothing may move there.
+    # Dilated windows skip lines, which other windows read: these lines are compared as well.
     seen = _kinds_at(given, size, starts[:, None] + np.arange(extent) - padding)
     new = np.ones(count, dtype=np.bool_)
     new[1:] = (seen[1:] != seen[:-1]).any(1)
-    # From the start of one window to that of the next one, which sees the same, nothing is needed.
+    # The lines from the start of a window to the start of its repetition are not needed.
     stays = np.ones((count - 1) * stride + extent, dtype=np.bool_)
     for again in np.flatnonzero(~new):
         stays[(again - 1) * stride : again * stride] = False

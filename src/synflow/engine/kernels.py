@@ -38,7 +38,7 @@ else:
 
 @njit(nogil=True, cache=True)
 def _where(words: Array, some: Array, hits: Array) -> int:
-    """List where flags are set. Few are, so eight are looked at as one word, and words with none are passed over."""
+    """List where flags are set. Few are, so eight flags are read as one word, and empty words are skipped."""
     number = 0
     for k in range(len(words)):
         some[number] = k
@@ -56,12 +56,13 @@ def _where(words: Array, some: Array, hits: Array) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
 def lower_bounds(left: Array, seen: Array, parts: Array, sums: Array, tiny: Any) -> Any:
-    """Make `left @ seen.T` no less than `sums[row, kind] * parts[column]`; columns are of as many kinds in turn.
+    """Fill `sums` and `parts` so that `left @ seen.T >= sums[row, kind] * parts[column]`, kind = column % kinds.
 
-    Returned are a bound that no product exceeds, and the least entry on the left, where none may be negative.
+    Returns an upper bound of all products, and the least of zero and the entries of `left`: the bounds do not hold for
+    negative entries.
 
-    Entries of a column are close to the mean of its kind at each position, for units add up many weights. So what is
-    least of a column, as a part of those means, is a bound for all of it, and a close one.
+    Each unit sums many weights, so at each position the entries of a column are close to the mean over the columns of
+    its kind. The smallest ratio of an entry to that mean is a tight lower bound for the whole column.
     """
     kinds, inner = sums.shape[1], seen.shape[1]
     means = np.zeros((kinds, inner), seen.dtype)
@@ -106,9 +107,9 @@ def pick_product(
 ) -> int:  # fmt: skip
     """Find scores `weights * (left @ seen.T)` that are no more than `high`, of weights that are not zero.
 
-    With `root`, scores are `weights * sqrt(left @ seen.T)`, whose squares are bounded like the others. Their places,
-    counted from `first`, and values are written. Returned is how many there are, or -1 where there is no room for them.
-    Scores are multiplied out only where their lower bounds let them be light.
+    With `root`, scores are `weights * sqrt(left @ seen.T)`, whose squares are bounded like the others. Writes their
+    places, counted from `first`, and their values; returns their number, or -1 if they do not fit. A score is
+    multiplied out only if its lower bound does not exceed `high`.
     """
     (rows, columns), kinds, inner = weights.shape, sums.shape[1], left.shape[1]
     wide = min(max(WIDE // kinds, 1) * kinds, columns)

@@ -46,8 +46,8 @@ def alive_in_training(tape: Tape, leaves: Mapping[str, Tensor], masks: Mapping[s
         elif not isinstance(leaves[name], torch.nn.Parameter):
             able[number] = alive[number]
     while True:
-        planes, felt = nonzero_and_felt(tape, alive)
-        woken = {number: plane & able[number] if number in able else plane for number, plane in felt.items()}
+        planes, reached = nonzero_and_reached(tape, alive)
+        woken = {number: plane & able[number] if number in able else plane for number, plane in reached.items()}
         for step in tape.steps:
             mean = step.ref("running_mean")
             if step.name in aten.BATCH_NORMS and mean in woken:  # it follows what it averages
@@ -99,8 +99,8 @@ def nonzero_only(tape: Tape, alive: Mapping[int, Tensor]) -> Planes:
     return planes
 
 
-def nonzero_and_felt(tape: Tape, alive: Mapping[int, Tensor]) -> tuple[Planes, dict[int, Tensor]]:
-    """Where each tensor may be nonzero, and where the gradients of the given leaves may be."""
+def nonzero_and_reached(tape: Tape, alive: Mapping[int, Tensor]) -> tuple[Planes, dict[int, Tensor]]:
+    """Where each tensor may be nonzero, and where gradients may reach the given leaves."""
     with torch.enable_grad():
         leaves = {number: plane.float().requires_grad_() for number, plane in alive.items()}
         planes = nonzero_only(tape, leaves)
@@ -108,8 +108,8 @@ def nonzero_and_felt(tape: Tape, alive: Mapping[int, Tensor]) -> tuple[Planes, d
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if results:
             found = torch.autograd.grad(torch.stack(results).sum(), list(leaves.values()), allow_unused=True)
-    felt = {n: torch.zeros_like(alive[n]) if g is None else g > 0 for n, g in zip(leaves, found, strict=True)}
-    return {number: compressed(plane.detach()) > 0 for number, plane in planes.items()}, felt
+    reached = {n: torch.zeros_like(alive[n]) if g is None else g > 0 for n, g in zip(leaves, found, strict=True)}
+    return {number: compressed(plane.detach()) > 0 for number, plane in planes.items()}, reached
 
 
 def _planes(planes: Planes, tape: Tape, step: Step) -> list[Tensor] | None:

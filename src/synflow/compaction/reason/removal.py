@@ -44,8 +44,8 @@ def choose_units(coupling: Coupling, alive: Planes, frozen: Iterable[int], why: 
             return gone
 
 
-def less_and_less(coupling: Coupling, model: nn.Module) -> Iterator[tuple[str, set[int]]]:
-    """Units that must stay, and why: none, then more and more, for models whose code has sizes of its own."""
+def attempts(coupling: Coupling, model: nn.Module) -> Iterator[tuple[str, set[int]]]:
+    """The units that must stay in each attempt, and why: more from attempt to attempt, as code may fix sizes."""
     units = coupling.units
     yield "", set()
     if units.columns:

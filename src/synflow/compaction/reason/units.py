@@ -68,7 +68,7 @@ def gather(plane: Tensor, sizes: Sequence[int], made: Sequence[Sequence[int]]) -
 class Units:
     """Which units are one and the same, which may never go, and how counts are tied.
 
-    `reasons`: why a unit may never go; `asides`: why one that is dead stays for once.
+    `reasons`: why a unit may never go; `asides`: why a dead unit stays in the present attempt.
     `joints`: (whole, row, column) numbers: a unit that is seen as one index here and as a pair of indices elsewhere
     (a channel; head and channel in the head). The whole goes if and only if its row or its column goes.
     `children`: row and column of a whole; `columns`: those of dimensions that the model's own code reshapes; `cells`:
