@@ -53,6 +53,11 @@ def test_a_masked_model_is_written_with_its_zeros(tmp_path):
     assert got == pytest.approx(model.bias.detach().expand(3, 2).numpy(), abs=1e-6)
 
 
+def test_a_path_is_asked_for_before_any_work(pair):
+    with pytest.raises(SynflowError, match="path must be that of an ONNX file, got NoneType"):
+        export_onnx(pair[0], pair[2], None)
+
+
 def test_a_file_that_disagrees_is_not_written(pair, tmp_path):
     _, small, example = pair
     target = tmp_path / "old.onnx"

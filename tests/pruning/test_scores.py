@@ -67,6 +67,19 @@ def test_a_score_of_ones_own_in_the_table_is_like_any_other(monkeypatch):
     assert synflow.prune(model, torch.zeros(1, 8), compression=4, score="mine", data=data).about["steps"] == 3
 
 
+def test_a_score_with_fixed_arguments_is_named_with_them():
+    data = [(torch.randn(4, 8), torch.randint(5, (4,)))]
+    fixed = partial(partial(snip, training=False))
+    masks = synflow.prune(mlp(8, 20, 5), torch.zeros(1, 8), compression=4, score=fixed, data=data)
+    assert masks.about["method"] == "snip(training=False)"
+
+
+@pytest.mark.parametrize("probes", [0, 1.5])
+def test_obd_needs_a_whole_number_of_probes(probes):
+    with pytest.raises(synflow.SynflowError, match=f"obd: probes must be a whole number of at least 1, got {probes}"):
+        synflow.score(mlp(8, 20, 5), torch.zeros(1, 8), partial(obd, probes=probes), [])
+
+
 def test_traits_outlive_fixed_arguments_and_scores_of_data_have_both_modes(case):
     model, data = case
     for name, score in SCORES.items():

@@ -14,7 +14,7 @@ from ..compaction.verify import inputs_like
 from ..errors import SynflowError, need
 from ..masks.attach import bake
 from ..network.private_copy import arguments, move, whole_copy
-from ..support.atomic_files import replacing
+from ..support.atomic_files import check_path, replacing
 from ..support.private_torch import pytree
 
 
@@ -29,6 +29,7 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, extra="onnx")
+    check_path(path, "an ONNX file")
     path = Path(path)
     plain = whole_copy(model)
     bake(plain)

@@ -13,10 +13,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from ..errors import SynflowError, brief
 from ..flow.measure import absolute, measure
 from ..flow.normalised import normalised
 from ..flow.paths import cuts
 from ..network.private_copy import Network
+from .checks import is_whole
 from .engine import balanced_scores
 from .gradients import hessian_products, loss_gradients, masked_weights, meta_gradients
 from .path_exclusion import path_saliency
@@ -178,6 +180,8 @@ def obd(
     network: Network, masks: Mapping[str, Tensor] | None = None, *, training: bool = True, probes: int = 4
 ) -> Scores:
     """diag(H) * w^2, the diagonal by Hutchinson's estimator: the mean of v * (H v) over random signs v."""
+    if not is_whole(probes) or probes < 1:
+        raise SynflowError(f"obd: probes must be a whole number of at least 1, got {brief(probes)}")
     generator = torch.Generator().manual_seed(network.seed)
     diagonal: Scores = {}
     for _ in range(probes):

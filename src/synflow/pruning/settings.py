@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch.nn.functional as F
@@ -215,4 +215,7 @@ def open_for(
 
 
 def _name(value: str | Callable[..., Any]) -> str:
+    """The name of a score, schedule or scope; with the arguments that `functools.partial` fixed."""
+    if isinstance(value, partial):
+        return f"{_name(value.func)}({', '.join(f'{key}={brief(given)}' for key, given in value.keywords.items())})"
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
