@@ -141,3 +141,9 @@ def test_compiled_models_are_timed():
     model, masks, example = net()
     options = {"train_batches": (2,), "inference_batches": (2,), "repeats": 1, "warmup": 1, "progress": False}
     assert bench(model, masks, example, compile=True, **options).settings["compile"] is True
+
+
+def test_a_model_without_parameters_can_be_timed():
+    result = bench(nn.ReLU(), {}, torch.ones(1, 3), train_batches=(), inference_batches=(1,), small=nn.ReLU(),
+                   repeats=1, progress=False)  # fmt: skip
+    assert {size.variant: size.parameters for size in result.sizes} == {"dense": 0, "masked": 0, "compact": 0}

@@ -173,6 +173,7 @@ def test_machines_can_read_it():
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
+        ({}, r"there are no masks to certify; make some with synflow\.prune"),
         ({"9.weight": torch.ones(2, 2).bool()}, r"masks name '9\.weight', which is no parameter of this Sequential"),
         ({"0.weight": torch.ones(2, 2).bool()}, r"0\.weight: the mask has shape \(2, 2\), the weight \(6, 4\)"),
         ({"0.weight": torch.ones(6, 4)}, r"0\.weight: a mask is a boolean tensor.* got torch\.float32"),

@@ -215,3 +215,8 @@ def test_the_residual_is_a_share_of_what_flows_through_the_layer():
     assert residual([0.5, 0.5], [0.5, 0.25]) == 0.25
     assert residual([2.0, 6.0], [2.0, 4.0]) == 0.25  # terms meet this layer eight times
     assert residual([0.01, 0.01], [0.01, 0.0]) == pytest.approx(0.01)
+
+
+def test_conservation_needs_masks_or_none_at_all():
+    with pytest.raises(synflow.SynflowError, match="there are no masks to look at"):
+        synflow.conservation(mlp(4, 6, 3), torch.ones(1, 4), {})

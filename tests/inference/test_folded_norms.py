@@ -132,3 +132,8 @@ def test_what_does_not_run_is_told():
         for_inference(nn.Conv2d(3, 4, 3), IMAGE)
     with pytest.raises(SynflowError, match="must be a torch.nn.Module"):
         for_inference(3, IMAGE)
+
+
+def test_a_model_without_parameters_is_ready_as_it_is():
+    ready = for_inference(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.ones(1, 3, 8, 8))
+    assert ready(torch.ones(1, 3, 8, 8)).shape == (1, 3, 4, 4)

@@ -151,3 +151,8 @@ def test_errors_of_the_model_and_the_loss_say_where_they_came_from():
     assert masks["layer.weight"].sum() == 3
     with pytest.raises(synflow.SynflowError, match="Linear fails on batch 0 of 1: RuntimeError: mat1 and mat2"):
         synflow.prune(nn.Linear(3, 2), X, compression=2, score="snip", data=[(torch.ones(4, 5), DATA[0][1])])
+
+
+def test_saliency_of_no_weights_is_refused():
+    with pytest.raises(synflow.SynflowError, match=r"weights must be a dict of tensors by name, got \{\}"):
+        synflow.saliency(lambda weights: torch.ones(1), {})

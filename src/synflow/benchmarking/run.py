@@ -25,7 +25,7 @@ from ..errors import SynflowError, brief, check_flag, check_function, need
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
 from ..network.flops import flops
-from ..network.private_copy import arguments, move, whole_copy
+from ..network.private_copy import arguments, device_of, move, whole_copy
 from ..pruning.checks import is_whole
 from ..support import memory
 from ..support.memory import peak_memory
@@ -75,7 +75,7 @@ def bench(
         need("openvino", extra="openvino")  # before anything is measured
     with _threads(threads):
         variants = _variants(model, masks, example, small, channels_last)
-        device = next(model.parameters()).device
+        device = device_of(model)
         for name, variant in variants.items():
             _check_runs(name, variant, move(example, device), loss or mean_square)
         inputs = {n: enlarged(move(example, device), n, channels_last) for n in {*train_batches, *inference_batches}}
@@ -195,7 +195,7 @@ def _peaks(plans: list[Plan], device: torch.device) -> dict[str, dict[str, int]]
 def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
     plain = whole_copy(model)
     bake(plain)
-    one = move(enlarged(example, 1, False), next(plain.parameters()).device)
+    one = move(enlarged(example, 1, False), device_of(plain))
     weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}
     return Size(
         name,

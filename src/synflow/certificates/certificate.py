@@ -14,7 +14,7 @@ from ..errors import SynflowError
 from ..flow.measure import measure
 from ..flow.passes import WITHOUT_SHIFTS
 from ..flow.paths import reach
-from ..masks.checks import check_mapping, full_masks, some
+from ..masks.checks import check_any, check_mapping, full_masks, some
 from ..masks.results import StepRecord
 from ..network.private_copy import Network, open_network
 from ..network.wrappers import unwrap
@@ -177,6 +177,7 @@ def certify(
 def _open(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Network:
     """The network of the weights that have a mask."""
     check_mapping(masks, "; the order is certify(model, masks, example)")
+    check_any(masks, "certify")
     if unknown := sorted(set(masks) - {name for name, _ in model.named_parameters()}):
         raise SynflowError(f"masks name {unknown[0]!r}, which is no parameter of this {type(model).__name__}")
     return open_network(model, example, select=lambda name, _: name in masks)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..flow.measure import Measurement, measure
 from ..flow.passes import PassOptions
-from ..masks.checks import check_mapping, full_masks
+from ..masks.checks import check_any, check_mapping, full_masks
 from ..network.private_copy import Network, open_network
 from ..support.torch_modes import with_gradients
 
@@ -59,6 +59,7 @@ def conservation(model: nn.Module, example: Any, masks: Mapping[str, Tensor] | N
     if masks is None:
         return conservation_of(open_network(model, example), None)
     check_mapping(masks)
+    check_any(masks, "look at")
     network = open_network(model, example, select=lambda name, _: name in masks)
     return conservation_of(network, full_masks(masks, network.weights))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.checks import some
-from ..network.private_copy import arguments, isolated, move, run_untouched
+from ..network.private_copy import arguments, device_of, isolated, move, run_untouched
 from ..network.selection import prunable, weight_normed
 from ..support.private_torch import pytree
 from ..support.torch_modes import SafeMode
@@ -74,7 +74,7 @@ def inventory_text(parts: tuple[Part, ...]) -> str:
 def _read(twin: nn.Module, example: Any) -> set[str]:
     """The parameters that a forward pass in eval mode hands to some operation."""
     parameters = {id(parameter): name for name, parameter in twin.named_parameters()}
-    device = next((parameter.device for parameter in twin.parameters()), torch.device("cpu"))
+    device = device_of(twin)
     args, kwargs = arguments(move(example, device))
     with isolated(0, device), torch.no_grad(), _Watch() as watch:
         twin.eval()(*args, **kwargs)

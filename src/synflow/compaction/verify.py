@@ -85,10 +85,13 @@ def run(model: nn.Module, inputs: Any, training: bool, seed: int = 0, plain: boo
     """
     args, kwargs = arguments(inputs)
     model.train(training)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
-    exactly = contextlib.nullcontext() if plain else _Exactly(dtype)
+    exactly = contextlib.nullcontext() if plain else _Exactly(_precision(model))
     with seeded(seed), torch.autocast("cpu", enabled=False), exactly:
         return model(*args, **kwargs)
+
+
+def _precision(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
 
 
 def compare(
@@ -104,7 +107,7 @@ def compare(
     In train mode running statistics are compared too, and the gradients of every surviving weight; what was removed
     must have none.
     """
-    tolerance, gradient_tolerance = TOLERANCES[next(reference.parameters()).dtype]
+    tolerance, gradient_tolerance = TOLERANCES[_precision(reference)]
     statistics = {name: buffer.clone() for name, buffer in reference.named_buffers()}
     with torch.set_grad_enabled(training):
         expected = tensors_in(run(reference, inputs, training))

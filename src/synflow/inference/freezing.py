@@ -18,7 +18,7 @@ from ..compaction.record.aten_names import POOLS
 from ..compaction.record.tape import Step, tensors_in
 from ..compaction.verify import inputs_like
 from ..errors import SynflowError
-from ..network.private_copy import arguments, move
+from ..network.private_copy import arguments, device_of, move
 from .recorded_run import RecordedRun
 
 VECTOR = 8  # channels in one vector of the processor; kernels are slow on an incomplete vector
@@ -170,7 +170,7 @@ class PackedConvolution(nn.Module):
 
 def freeze(model: nn.Module, reference: nn.Module, example: Any) -> nn.Module:
     """The model as one graph without Python, with the outputs of the reference on the example and on random inputs."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     args, kwargs = arguments(move(inputs_like(example, None, None), device))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with warnings.catch_warnings(), torch.no_grad():

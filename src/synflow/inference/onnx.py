@@ -13,7 +13,7 @@ from ..compaction.record.tape import tensors_in
 from ..compaction.verify import inputs_like
 from ..errors import SynflowError, need
 from ..masks.attach import bake
-from ..network.private_copy import arguments, move, whole_copy
+from ..network.private_copy import arguments, device_of, move, whole_copy
 from ..support.atomic_files import check_path, replacing
 from ..support.private_torch import pytree
 
@@ -34,7 +34,7 @@ def export_onnx(
     plain = whole_copy(model)
     bake(plain)
     plain.eval().requires_grad_(False)
-    device = next((p.device for p in plain.parameters()), torch.device("cpu"))
+    device = device_of(plain)
     alone = {t.shape[0] if t.dim() else 0 for t in tensors_in(example)} == {1}
     repeat = 2 if dynamic_batch and alone else 1  # since a size of one can't be told from a fixed one
     path.parent.mkdir(parents=True, exist_ok=True)

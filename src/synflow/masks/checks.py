@@ -50,6 +50,12 @@ def check_mapping(masks: object, hint: str = "") -> None:
         )
 
 
+def check_any(masks: Mapping[str, Any], purpose: str) -> None:
+    """Refuse to do something with no masks at all."""
+    if not masks:
+        raise SynflowError(f"there are no masks to {purpose}; make some with synflow.prune(model, example, ...)")
+
+
 def check_boolean(name: str, mask: object) -> None:
     """Refuse a mask that is not a boolean tensor."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

@@ -242,6 +242,11 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model computes: the device of its first parameter, the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 @plain_tensors
 def move(tree: Any, device: torch.device) -> Any:
     """The same nested arguments with all tensors on a device, and no inference tensors."""

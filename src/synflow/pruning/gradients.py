@@ -117,7 +117,7 @@ def saliency(objective: Callable[[dict[str, Tensor]], Tensor], weights: Weights)
     {'a': tensor([6.]), 'b': tensor([6.])}
     """
     check_function("objective", objective, "(weights) -> tensor")
-    if not isinstance(weights, Mapping) or not all(isinstance(w, Tensor) for w in weights.values()):
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(w, Tensor) for w in weights.values()):
         raise SynflowError(f"weights must be a dict of tensors by name, got {brief(weights)}")
     for name, weight in weights.items():
         if not weight.is_floating_point():

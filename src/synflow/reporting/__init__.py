@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..benchmarking.results import Benchmark
 from ..errors import SynflowError
-from ..masks.checks import check_mapping
+from ..masks.checks import check_any, check_mapping
 from ..support.atomic_files import write_bytes
 from .comparison import comparison_page
 from .facts import Facts, gather
@@ -67,8 +67,7 @@ def report(
     """
     if masks is not None:
         check_mapping(masks)
-    if not masks:
-        raise SynflowError("there are no masks to report on; make some with synflow.prune(model, example, ...)")
+    check_any(masks, "report on")
     title = None if title is None else str(title)
     if all(isinstance(value, Tensor) for value in masks.values()):
         facts = gather(
