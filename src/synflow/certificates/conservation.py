@@ -83,7 +83,7 @@ def conservation_of(network: Network, masks: Mapping[str, Tensor] | None) -> Con
 def _inflow(network: Network, name: str, traced: Measurement) -> Tensor | None:
     """The scores of a layer summed for each of its output units."""
     scores = traced.scores[name].double()
-    module, _ = network._slots[name][0]
+    module = network.model.get_submodule(name.rpartition(".")[0])
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         split = scores.reshape(module.groups, scores.shape[0] // module.groups, scores.shape[1], -1)
         return split.sum((1, 3)).flatten()

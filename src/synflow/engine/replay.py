@@ -66,7 +66,7 @@ class Replay:
         """The flow and the gradients now; None where the recording no longer serves."""
         found = self._repeated()
         value = float(found[0])
-        if not self._serves(value):
+        if not (math.isfinite(value) and value > 0 and abs(math.log2(value / self.first.value)) <= DRIFT):
             return None
         return dataclasses.replace(self.first, value=value), {name: self._gradient(name, found) for name in self._parts}
 
@@ -79,9 +79,6 @@ class Replay:
             return False
         shift = again[0].exponent - flow.exponent
         return all(_same(again[1][name], gradient, shift) for name, gradient in gradients.items())
-
-    def _serves(self, value: float) -> bool:
-        return math.isfinite(value) and value > 0 and abs(math.log2(value / self.first.value)) <= DRIFT
 
     def _gradient(self, name: str, found: Sequence[Any]) -> FactoredGradient:
         parts = self._parts[name]

@@ -103,7 +103,7 @@ def _pairs(model: nn.Module, seen: RecordedRun) -> list[tuple[str, str]]:
     for norm in seen.tape.steps:
         if norm.name not in BATCH_NORMS or norm.args.get("training") or norm.ref("running_mean") is None:
             continue
-        layer = seen.maker(norm.inputs[0])
+        layer = next((step for step in reversed(seen.tape.steps) if norm.inputs[0] in step.outputs), None)
         if layer is None or seen.reads[norm.inputs[0]] > 1 or type(model.get_submodule(layer.module)) not in _LAYERS:
             continue
         both_alone = seen.alone(model, layer.module) and seen.alone(model, norm.module)

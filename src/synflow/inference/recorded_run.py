@@ -31,10 +31,6 @@ class RecordedRun:
         once = {name for number, name in self.tape.leaves.items() if self.reads[number] == 1}
         return not module._forward_hooks and not module._forward_pre_hooks and own <= once
 
-    def maker(self, number: int) -> Step | None:
-        """The step that made a tensor; None for an input of the model."""
-        return next((step for step in reversed(self.tape.steps) if number in step.outputs), None)
-
     def reader(self, number: int) -> Step | None:
         """The one step that reads a tensor; None if several do, or none, or the model returns it."""
         if self.reads[number] != 1 or number in self.tape.outputs:

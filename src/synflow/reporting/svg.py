@@ -10,6 +10,8 @@ from html import escape
 # The size of a plot in its own units, and the margins for ticks and labels.
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
+# The most steps between the ticks of an axis: more labels would touch.
+TICKS = 6
 MARKS = ("circle", "square", "triangle", "diamond", "cross", "square")
 
 
@@ -127,7 +129,7 @@ def rule(value: float, text: str, upright: bool = False) -> Shapes:
     return draw
 
 
-def ticks_of(scale: Scale, most: int = 6) -> list[float]:
+def ticks_of(scale: Scale) -> list[float]:
     """Round numbers on a scale.
 
     >>> ticks_of(Scale(0, 10)), ticks_of(Scale(1, 1000, log=True))
@@ -135,11 +137,11 @@ def ticks_of(scale: Scale, most: int = 6) -> list[float]:
     """
     if scale.log:
         low, high = math.ceil(math.log10(scale.low) - 1e-9), math.floor(math.log10(scale.high) + 1e-9)
-        stride = max(1, -(-(high - low + 1) // most))
+        stride = max(1, -(-(high - low + 1) // TICKS))
         whole = [10.0**power for power in range(low, high + 1, stride)]
         return whole if len(whole) > 1 else sorted({*whole, scale.low, scale.high})
     span = (scale.high - scale.low) or 1.0
-    raw = span / most
+    raw = span / TICKS
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
     if scale.integer:
