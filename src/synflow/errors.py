@@ -124,7 +124,7 @@ def brief(value: object) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def named(kind: str, name: str, table: Mapping[str, Any] | Iterable[str], others: str = "") -> None:
+def named(kind: str, name: object, table: Mapping[str, Any] | Iterable[str], others: str = "") -> None:
     """Refuse a name that is not in a table, where nothing but names can be given; `others` says what else can.
 
     >>> named("score", "synflo", ["synflow", "snip"])
@@ -132,8 +132,9 @@ def named(kind: str, name: str, table: Mapping[str, Any] | Iterable[str], others
     synflow.errors.SynflowError: no score 'synflo' (did you mean synflow?); choose from snip, synflow
     """
     every = sorted(table)
-    if name not in every:
-        raise SynflowError(f"no {kind} {name!r}{similar(name, every)}; choose from {', '.join(every)}{others}")
+    if not isinstance(name, str) or name not in every:
+        guess = similar(name, every) if isinstance(name, str) else ""
+        raise SynflowError(f"no {kind} {brief(name)}{guess}; choose from {', '.join(every)}{others}")
 
 
 def similar(name: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import SynflowError, brief, choose
+from ..errors import SynflowError, brief, choose, named
 from ..flow.paths import connected, least_for_path
 from ..masks.checks import full_masks
 from ..network.private_copy import Batch, Loss, Network, open_network
@@ -165,8 +165,7 @@ def critical_compression(
 
 
 def _check_search(collapse: Any, tolerance: Any) -> None:
-    if not isinstance(collapse, str) or collapse not in ("disconnected", "empty_layer"):
-        raise SynflowError(f"no collapse {brief(collapse)}; choose from disconnected, empty_layer")
+    named("collapse", collapse, ("disconnected", "empty_layer"))
     if not isinstance(tolerance, Real) or not 0 <= float(tolerance) < 1:
         raise SynflowError(f"tolerance must be a number from 0 to below 1, got {brief(tolerance)}")
 

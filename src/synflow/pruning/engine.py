@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import SynflowError
+from ..errors import named
 from ..flow.measure import Measurement
 from ..flow.passes import DEFAULT, PassOptions
 from ..network.private_copy import Network
@@ -108,8 +108,7 @@ ENGINES = {"fast": ("synflow.engine", "FastEngine"), "plain": ("synflow.pruning.
 
 def engine_named(name: str) -> MakeEngine:
     """An engine by its name."""
-    if not isinstance(name, str) or name not in ENGINES:
-        raise SynflowError(f"no engine {name!r}; choose from {', '.join(sorted(ENGINES))}")
+    named("engine", name, ENGINES)
     module, kind = ENGINES[name]
     found: MakeEngine = getattr(importlib.import_module(module), kind)
     return found

@@ -135,11 +135,13 @@ def check(folder: Path, needed: Collection[str], ours: Collection[str]) -> None:
     """
     settle(folder, ours)
     sums = _listed(folder, ours)
-    for name in needed if sums is not None else ():
+    if sums is None:
+        return
+    for name in needed:
         path = folder / name
         if not path.is_file():
             raise SynflowError(f"{folder}: {name} is missing")
-        if sums is not None and sums.get(name) != digest(path):
+        if sums.get(name) != digest(path):
             raise SynflowError(f"{path} is damaged or belongs to another write: its checksum in {MANIFEST} differs")
 
 
