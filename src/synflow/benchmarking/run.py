@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..compaction import compact
-from ..compaction.record.tape import tensors, tensors_in
+from ..compaction.files import packed
+from ..compaction.record.tape import tensors_in
 from ..errors import SynflowError, brief, check_flag, check_function, need
 from ..inference.onnx import export_onnx
 from ..masks.attach import attach, bake
@@ -196,13 +196,12 @@ def _size(name: str, model: nn.Module, example: Any, file: Path | None) -> Size:
     plain = whole_copy(model)
     bake(plain)
     one = move(enlarged(example, 1, False), device_of(plain))
-    weights = {key: t.detach().cpu().contiguous() for key, t in tensors(plain).items()}
     return Size(
         name,
         parameters=sum(p.numel() for p in plain.parameters()),
         nonzero=sum(int(p.count_nonzero()) for p in plain.parameters()),
         flops=flops(plain, one),
-        file_bytes=len(save(weights)),
+        file_bytes=len(packed(plain)),
         onnx_bytes=None if file is None else file.stat().st_size,
     )
 

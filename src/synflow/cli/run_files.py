@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import safetensors
-
 from ..errors import SynflowError
 from ..masks.files import load_masks
 from ..support import folders
 from ..support.json_files import MAYBE_NUMBER, read_json
+from ..support.tensor_files import read_shapes
 from .own_files import has_form, is_page
 
 RUN, WEIGHTS, MASKS = "run.json", "weights.safetensors", "masks.safetensors"
@@ -41,9 +40,8 @@ def _is_weights(path: Path) -> bool:
     if not _is_run(path.with_name(RUN)) or not _is_masks(masks):
         return False
     try:
-        with safetensors.safe_open(path, "pt") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError):
+        shapes = read_shapes(path)
+    except SynflowError:
         return False
     return all(shapes.get(name) == tuple(mask.shape) for name, mask in load_masks(masks).items())
 

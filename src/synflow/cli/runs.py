@@ -110,9 +110,7 @@ def open_run(folder: Path) -> Run:
     if not path.is_file():
         raise SynflowError(f"{folder} holds no pruned network ({RUN} is missing); `synflow prune` writes one")
     folders.settle(folder, OURS)
-    about = read_json(path)
-    if about.get("format") != FORMAT:
-        raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    about = read_json(path, FORMAT)
     check_form(about, ABOUT, str(path))
     if not 1 <= (about["classes"] or 1) <= MOST_CLASSES:
         raise SynflowError(f"{path} is damaged: classes is {about['classes']}, expected 1 to {MOST_CLASSES:,}")

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from safetensors.torch import save
+from torch import nn
 
 from ..errors import SynflowError
 from ..masks.attach import attach, bake
@@ -27,6 +26,7 @@ from ..masks.files import load_masks, save_masks
 from ..support import folders
 from ..support.atomic_files import check_path
 from ..support.json_files import read_json
+from ..support.tensor_files import read_tensors
 from .cut.surgery import Kept, shrink
 from .record.tape import tensors
 from .result import Compaction, Stayed, compaction_of
@@ -57,7 +57,6 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
         raise SynflowError(f"{folder} is there already and holds no compact network; choose another folder")
     plain = copy.deepcopy(small)
     masks = bake(plain)
-    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors(plain).items()}
     sums: dict[str, str] = {}  # versions before the manifest look for checksums in the record
     about = {"format": FORMAT, "model": type(small).__qualname__, "training": small.training, "sha256": sums}
     about["compaction"] = dataclasses.asdict(compaction)
@@ -67,11 +66,16 @@ def save_compact(small: nn.Module, folder: str | os.PathLike[str]) -> None:
         sums[name] = folders.digest(path)
 
     writers: dict[str, folders.Writer] = {}
-    writers[_WEIGHTS] = partial(summed, _WEIGHTS, lambda path: path.write_bytes(save(weights)))
+    writers[_WEIGHTS] = partial(summed, _WEIGHTS, lambda path: path.write_bytes(packed(plain)))
     if masks:
         writers[_MASKS] = partial(summed, _MASKS, partial(save_masks, masks))
     writers[_RECORD] = lambda path: path.write_text(json.dumps(about, indent=1) + "\n")  # last: sums are known
     folders.write(folder, writers, OURS)
+
+
+def packed(model: nn.Module) -> bytes:
+    """A safetensors file of parameters and buffers; a tied tensor is in it once, under its first name."""
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors(model).items()})
 
 
 def _is_ours(path: Path) -> bool:
@@ -117,11 +121,7 @@ def load_compact(dense_model: Model, folder: str | os.PathLike[str]) -> Model:
 
 def _fill(small: nn.Module, folder: Path) -> None:
     """Copy the stored weights into a model of their shapes."""
-    try:
-        weights: dict[str, Tensor] = load_file(folder / _WEIGHTS)
-    except (safetensors.SafetensorError, OSError) as cause:
-        raise SynflowError(f"{folder / _WEIGHTS} is no safetensors file, or it is damaged: {cause}") from cause
-    own = tensors(small)
+    weights, own = read_tensors(folder / _WEIGHTS), tensors(small)
     if odd := weights.keys() ^ own.keys():
         raise SynflowError(f"{folder}: {min(odd)} is in only one of the saved network and {type(small).__name__}")
     with torch.no_grad():
@@ -140,10 +140,8 @@ def _read(folder: Path) -> dict[str, Any]:
     folders.settle(folder, FILES)
     if not path.is_file():
         raise SynflowError(f"{folder} holds no compact network ({_RECORD} is missing); write one with save_compact")
-    about = read_json(path)
-    version, files = about.get("format"), about.get("sha256")
-    if version != FORMAT:
-        raise SynflowError(f"{path} has format {version}, this version of synflow reads format {FORMAT}")
+    about = read_json(path, FORMAT)
+    files = about.get("sha256")
     if not isinstance(files, dict) or _WEIGHTS not in files:
         raise SynflowError(f"{path} is damaged: it does not list {_WEIGHTS}")
     for name, digest in files.items():

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save
 from torch import nn
 
+from ..compaction.files import packed
 from ..compaction.record.tape import tensors
 from ..errors import SynflowError
 from ..masks.checks import some
+from ..support.tensor_files import read_shapes, read_tensors
 
 # A zip archive (torch.save) and a bare pickle.
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write parameters and buffers; a tied tensor once, under its first name."""
-    path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors(model).items()}))
+    """Write parameters and buffers."""
+    path.write_bytes(packed(model))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a file into a model; if names or shapes do not fit, nothing is changed."""
     check_weights(model, path)
-    try:
-        state = load_file(path)
-    except (safetensors.SafetensorError, OSError) as cause:
-        raise _damaged(path, cause) from cause
+    state = read_tensors(path)
     with torch.no_grad():
         for name, tensor in tensors(model).items():
             if name in state:
@@ -46,11 +43,7 @@ def check_weights(model: nn.Module, path: Path) -> None:
             f"{path} is a pickle, which can run any code when it is read, so synflow does not open it; write it anew "
             'with safetensors.torch.save_file(torch.load(path, weights_only=True), "weights.safetensors")'
         )
-    try:
-        with safetensors.safe_open(path, "pt") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as cause:
-        raise _damaged(path, cause) from cause
+    shapes = read_shapes(path)
     own, state = tensors(model), model.state_dict()  # it has tied tensors under every name, and not all buffers
     missing = [name for name in own if name in state and name not in shapes]
     unknown = [name for name in shapes if name not in own and name not in state]
@@ -66,7 +59,3 @@ def check_weights(model: nn.Module, path: Path) -> None:
                 f"{path}: {name} has shape {shapes[name]}, expected {tuple(tensor.shape)}; "
                 "is it of another model, or of another number of classes (--classes)?"
             )
-
-
-def _damaged(path: Path, cause: Exception) -> SynflowError:
-    return SynflowError(f"{path} is no safetensors file, or it is damaged: {cause}")

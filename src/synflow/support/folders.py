@@ -194,9 +194,7 @@ def _listed(folder: Path, ours: Collection[str]) -> dict[str, str] | None:
 def _read(folder: Path, ours: Collection[str]) -> dict[str, Any]:
     """The manifest, checked: it may come from an untrusted source, and its names must not lead out of the folder."""
     path = folder / MANIFEST
-    about = read_json(path)
-    if about.get("format") != FORMAT:
-        raise SynflowError(f"{path} has format {about.get('format')!r}, this version of synflow reads format {FORMAT}")
+    about = read_json(path, FORMAT)
     files, pending = about.get("files"), about.get("pending")
     if not isinstance(files, dict) or not isinstance(pending, dict):
         raise SynflowError(f"{path} is damaged: it lists no files")

@@ -79,15 +79,19 @@ def parse_json(text: str | bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+def read_json(path: Path, version: int | None = None) -> dict[str, Any]:
+    """A JSON object from a file; of a file that states its format, this version of it."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         raise SynflowError(f"{path}: there is no such file") from None
     except OSError as cause:
         raise SynflowError(f"{path} cannot be read: {cause.strerror or cause}") from cause
-    return parse_json(text, str(path))
+    found = parse_json(text, str(path))
+    if version is not None and found.get("format") != version:
+        got = found.get("format")
+        raise SynflowError(f"{path} has format {got!r}, this version of synflow reads format {version}")
+    return found
 
 
 def check_form(value: Any, form: Any, name: str) -> None:
