@@ -34,7 +34,7 @@ from .results import Benchmark, Size, Timing
 from .tasks import INFERENCE, TRAINING, Plan, Run, each, enlarged, inference_tasks, mean_square, training_run
 
 SHORTEST = 0.05  # the least seconds of a turn: the first call after another network finds cold caches
-MOST = 100_000  # the most repeats, warm-up rounds or threads of a call: more is a typing error
+MOST_RUNS = 100_000  # the most repeats, warm-up rounds or threads of a call: more is a typing error
 
 
 @with_gradients
@@ -100,8 +100,8 @@ def bench(
 
 def _check_counts(repeats: Any, warmup: Any, threads: Any, *batches: Any) -> None:
     for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("threads", threads, 1)):
-        if not is_whole(count) or not least <= count <= MOST:
-            raise SynflowError(f"{name} must be at least {least}, a whole number up to {MOST}, got {brief(count)}")
+        if not is_whole(count) or not least <= count <= MOST_RUNS:
+            raise SynflowError(f"{name} must be at least {least}, a whole number up to {MOST_RUNS}, got {brief(count)}")
     for sizes in batches:
         if not isinstance(sizes, Sequence) or not all(is_whole(size) and size >= 1 for size in sizes):
             raise SynflowError(f"batch sizes must be a list of whole numbers of at least 1, got {brief(sizes)}")

@@ -23,7 +23,7 @@ from .record.tape import never_zero, tensors, tensors_in
 # How far outputs and gradients may differ, relative to their size; single precision is for models without double.
 TOLERANCES = {torch.float64: (1e-10, 1e-7), torch.float32: (1e-4, 1e-2)}
 SMALLEST = 1e-4  # smaller sizes count as this, since larger numbers that cancel leave rounding errors
-LARGE = 100_000  # an example of more numbers is not tried with longer sequences and images
+LARGE_EXAMPLE = 100_000  # an example of more numbers is not tried with longer sequences and images
 _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout}
 _ALPHA = "alpha dropout makes other numbers of zeros in training, so units that are zero before it stay"
 _ALPHA_DROPOUTS = {F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout}
@@ -242,7 +242,7 @@ def resized(example: Any) -> Iterator[Any]:
     """The example with one more in the batch and other lengths of sequences and images; then with one of the two."""
     given = tensors_in(example)
     seen = [[tensor.shape for tensor in given]]
-    factor = 2 if sum(tensor.numel() for tensor in given) <= LARGE else 1
+    factor = 2 if sum(tensor.numel() for tensor in given) <= LARGE_EXAMPLE else 1
 
     def change(leaf: Any, more: int, place: int | None) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.dim():

@@ -22,7 +22,7 @@ from .thresholds import Thresholds
 # No product of a magnitude and a gradient below this overflows float32.
 HUGE = 1e37
 # With at most this many positions a compiled loop sums scores with roots faster than products of matrices do.
-FEW = 16
+FEW_POSITIONS = 16
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class FactoredScores:
         sums, tasks = {}, {}
         for name in (name for name in self.magnitudes if name in self.roots):
             pair = self.pair(name) if self.loops is not None else None
-            if pair is not None and pair[0].shape[1] <= FEW:
+            if pair is not None and pair[0].shape[1] <= FEW_POSITIONS:
                 weights = self.magnitudes[name].reshape(self.gradients[name].rows, -1).numpy()
                 tasks[name] = partial(self.loops.sum_of_roots, weights, pair[0], np.ascontiguousarray(pair[1].T))
             else:

@@ -21,7 +21,7 @@ from .passes import PassOptions
 from .paths import cuts
 
 # Scales are limited to 2^40, since their squares, the variances, have to fit into float32.
-MOST = 40
+MOST_BITS = 40
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def _normalise(network: Network) -> bool:
         scale, exponent = found.get(id(variance), (0.0, 0))
         if float(scale) > 0:
             mean.zero_()
-            square = 4.0 ** max(min(math.log2(float(scale)) + exponent, MOST), -MOST)
+            square = 4.0 ** max(min(math.log2(float(scale)) + exponent, MOST_BITS), -MOST_BITS)
             if square < eps:  # a variance alone cannot make up for so small a scale
                 norm.eps = eps = 0.0
             variance.fill_(square - eps)

@@ -28,7 +28,7 @@ _FROM_INPUTS = PassOptions(shifts=False, sources=False, divide=False, saturate=T
 _TINY = 1 << 20
 
 # While a layer has this many weights on average, whole parts of it are tried at once.
-FEW = 64
+WHOLE_PARTS_FROM = 64
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def shortest_path(
         result = flow(magnitudes=magnitudes)
         live = {name: current[name] & (score > 0) for name, score in result.scores.items()}
         total = sum(int(mask.sum()) for mask in live.values())
-        if total > FEW * len(live) and (bold := _thinned(flow, result, live, magnitudes)):
+        if total > WHOLE_PARTS_FROM * len(live) and (bold := _thinned(flow, result, live, magnitudes)):
             current = bold
             continue
         # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.

@@ -17,7 +17,7 @@ from ..support.chunked import count
 from .skeleton import short_path
 
 # A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
-FEW = 64
+PATH_PER_LAYER = 64
 # Where more weights per layer than this are to stay, a balanced run looks for a skeleton only once it needs one.
 TIGHT = 8
 # The most steps that a run may ask for: no network profits from more, and a typing error is refused at once.
@@ -94,7 +94,7 @@ def check_target(network: Network, keep: int, start: int, density: float) -> Non
 
 def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, strict: bool) -> None:
     """Refuse a compression at which no network of this architecture has a path."""
-    if keep > FEW * len(network.weights) and not strict:
+    if keep > PATH_PER_LAYER * len(network.weights) and not strict:
         return
     found = ""
     try:
@@ -121,7 +121,7 @@ def check_reachable(network: Network, masks: Mapping[str, Tensor], keep: int, st
 
 def path_to_keep(network: Network, start: Mapping[str, Tensor], keep: int) -> dict[str, Tensor] | None:
     """A path to protect, where paths differ in length: flow alone may lead onto a longer one."""
-    if keep > FEW * len(network.weights) or single_length(network):
+    if keep > PATH_PER_LAYER * len(network.weights) or single_length(network):
         return None
     path = shortest_path(network, start, heavy=True)
     return path if count(path) <= keep and connected(network, path) else short_path(network, start)

@@ -22,11 +22,11 @@ from ..network.private_copy import Network
 # A layer is scaled up until this share of the flow passes it: weights that read a branch then rank among the others.
 ENOUGH = 2.0**-3
 # The layers of a branch are scaled together, so each by a part of what it lacks; scales before a norm do nothing.
-PART = 0.5
+SHARE_OF_LACK = 0.5
 # The most measurements; each has to double the flow of the layer that has the least.
 ROUNDS = 8
 # No layer is scaled by more than 2^60 in all, which float32 holds.
-MOST = 60
+MOST_BITS = 60
 
 
 def levelled(network: Network, masks: Mapping[str, Tensor], options: PassOptions) -> Network:
@@ -55,5 +55,5 @@ def _scales(network: Network, masks: Mapping[str, Tensor], options: PassOptions)
             break
         for name, share in shares.items():
             lack = max(math.log2(ENOUGH) - share, 0.0)
-            scales[name] = min(scales[name] + math.ceil(PART * lack), MOST)
+            scales[name] = min(scales[name] + math.ceil(SHARE_OF_LACK * lack), MOST_BITS)
     return best

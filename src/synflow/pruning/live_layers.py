@@ -22,7 +22,7 @@ from .settings import PruningRun
 from .skeleton import FROM_INPUTS, Skeleton, find_skeleton
 
 # How many removals of one step may fail before a skeleton is protected: each costs a measurement.
-PATIENCE = 8
+FAILURES_BEFORE_SKELETON = 8
 
 
 class LayerGuard:
@@ -85,7 +85,7 @@ class LayerGuard:
         wanted = going.number
         if wanted > self._limit and self._run.is_global:
             going = self._engine.lightest(scores, self._limit)
-        while self._failures < PATIENCE:
+        while self._failures < FAILURES_BEFORE_SKELETON:
             if self._removed(going):
                 self._limit = self._run.network.size if going.number == wanted else 2 * going.number
                 return going.total

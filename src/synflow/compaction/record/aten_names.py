@@ -18,11 +18,11 @@ LOOKUPS = {"index", "index_select", "embedding"}  # lines of a tensor, by number
 
 # Element by element, where torch does not say so. Copies, and what may count as one; functions with a slope that is
 # learnt or random; numbers that do not depend on what was there.
-SAME = {"clone", "_to_copy", "alias", "detach", "lift_fresh", "lift_fresh_copy", "native_dropout"}
+COPIES = {"clone", "_to_copy", "alias", "detach", "lift_fresh", "lift_fresh_copy", "native_dropout"}
 SLOPES = {"_prelu_kernel", "rrelu_with_noise"}
 FILLED = {"bernoulli", "uniform", "normal", "exponential", "random", "fill", "zero", "copy", "zeros_like", "ones_like",
           "full_like", "empty_like", "rand_like", "randn_like"}  # fmt: skip
-_UNTAGGED = SAME | SLOPES | FILLED | {"hardswish", "log_sigmoid_forward", "floor_divide", "masked_fill", "rsub"}
+_UNTAGGED = COPIES | SLOPES | FILLED | {"hardswish", "log_sigmoid_forward", "floor_divide", "masked_fill", "rsub"}
 
 FACTORIES = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "rand", "randn"}
 # The second dimension, channels, is kept; positions are mixed.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...support.private_torch import pytree
-from .aten_names import FILLED, SAME, elementwise
+from .aten_names import COPIES, FILLED, elementwise
 from .attributes import Attribute
 
 NUMBER = "_synflow_number"  # the attribute of a tensor that holds its tape and its number there
@@ -59,7 +59,7 @@ class Step:
         """Value and slope at zero of a function of each element of one tensor; None for any other operation."""
         if len(self.inputs) != 1 or self.name in FILLED or not elementwise(self.name, self.op):
             return None
-        if self.name in SAME:
+        if self.name in COPIES:
             return 0.0, 1.0
         x = torch.zeros((), dtype=torch.float64, requires_grad=True)
         try:
