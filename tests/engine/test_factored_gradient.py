@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import synflow
 import zoo
 from synflow.engine import factored_layers, products
-from synflow.engine.factored_gradient import FactoredGradient
+from synflow.engine.factored_gradient import FactoredGradient, Use
 from synflow.engine.fast import FastEngine
 from synflow.engine.pass_hooks import FastPass
 from synflow.engine.scores import FactoredScores
@@ -87,6 +91,51 @@ def test_single_positions(name: str) -> None:
     positions = torch.tensor([0, 7, gradient.shape.numel() - 1])
     found = gradient.at(gradient.factors(), positions)
     torch.testing.assert_close(found, whole.view(-1)[positions], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("uses", [0, 1, 2])
+def test_no_entry_is_larger_than_the_bound(dense: bool, uses: int) -> None:
+    gradient = FactoredGradient(torch.Size([3, 4]), dense=torch.full((3, 4), 5.0) if dense else None)
+    gradient.uses += [Use(torch.full((3, 7), 2.0), torch.full((7, 4), 3.0))] * uses
+    whole = gradient.block(gradient.factors(), 0, 3, torch.empty(3, 4))
+    assert gradient.largest(gradient.factors()) == float(whole.max()) == 5.0 * dense + 42.0 * uses
+
+
+FORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
+    "linear": (F.linear, (2, 5), (4, 5), ()),
+    "matrix": (torch.matmul, (2, 5), (5, 4), ()),
+    "few positions": (F.conv2d, (2, 3, 5, 6), (4, 3, 3, 2), ((2, 1), (1, 2), (2, 3))),
+    "many positions": (F.conv2d, (2, 3, 15, 16), (200, 3, 3, 2), ((2, 1), (1, 2), (2, 3))),
+    "groups": (F.conv2d, (2, 4, 15, 16), (6, 2, 3, 2), ((2, 1), (1, 2), (2, 3), 2)),
+}
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_a_layer_gives_the_gradient_and_the_flow_of_autograd(form: str, written: bool) -> None:
+    """Also where the model writes into what a layer sends."""
+    torch.manual_seed(0)
+    function, size, shape, settings = FORMS[form]
+    x = torch.rand(size, dtype=torch.float64)
+    weight = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    gradient = FactoredGradient(weight.shape, bounded=True)  # so that no use is too large to stay a product
+    with_bias = () if function is torch.matmul else (None,)
+
+    def total(y: torch.Tensor | None) -> torch.Tensor:
+        assert y is not None
+        y = y.mul_(3.0) if written else y * 3.0
+        return (y * torch.linspace(1.0, 2.0, y.numel(), dtype=y.dtype).view(y.shape)).sum()
+
+    total(factored_layers.factored_layer(function, x, weight, gradient, settings, Thresholds())).backward()
+    assert weight.grad is None
+    (expected,) = torch.autograd.grad(total(function(x, weight, *with_bias, *settings)), weight)
+    found = torch.empty(gradient.rows, gradient.columns, dtype=torch.float64)
+    gradient.block(gradient.factors(), 0, gradient.rows, found)
+    torch.testing.assert_close(found.view(shape), expected, rtol=1e-12, atol=0)
+    assert gradient.flow is not None
+    assert float(gradient.flow) == pytest.approx(float((weight * expected).sum().detach()), rel=1e-12)
+    assert (gradient.dense is None) == (form != "groups")
 
 
 def test_without_any_use_there_is_no_gradient() -> None:

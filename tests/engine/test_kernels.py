@@ -139,12 +139,25 @@ def test_bounds_of_equal_columns_are_close() -> None:
     assert np.allclose(np.tile(sums, (1, 4)) * parts, left @ seen.T, rtol=1e-12)
 
 
+def one_product(left: list[list[float]], right: list[list[float]], **how: Any) -> FactoredScores:
+    """Weights that are all one, in double precision, with a gradient that is one product."""
+    use = Use(torch.tensor(left, dtype=torch.float64), torch.tensor(right, dtype=torch.float64))
+    shape = torch.Size([len(use.left), use.right.shape[1]])
+    weights, gradient = torch.ones(shape, dtype=torch.float64), FactoredGradient(shape, uses=[use])
+    return FactoredScores(FLOW, {"a": weights}, {}, {"a": gradient}, Thresholds(), loops=kernels, **how)
+
+
 def test_negative_factors_have_no_bounds() -> None:
-    shape = torch.Size([4, 4])
-    gradient = FactoredGradient(shape, uses=[Use(torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), torch.ones(1, 4))])
-    scored = FactoredScores(FLOW, {"a": torch.ones(shape)}, {}, {"a": gradient}, Thresholds(), loops=kernels)
-    (piece,) = candidate_passes.find_light(scored, 1.5, 0.1)
-    assert sorted(piece.values.tolist()) == [-1.0] * 4 + [1.0] * 4
+    scored = one_product([[1.0, -1.0]], [[4.0, 4.0], [1.0, 3.75]])
+    (piece,) = candidate_passes.find_light(scored, 0.5, 0.1)
+    assert (piece.places.tolist(), piece.values.tolist()) == ([1], [0.25])
+
+
+def test_the_limit_of_scaled_scores_neither_loses_nor_adds_any() -> None:
+    above = 1.0 + candidate_passes.SLACK / 10
+    scored = one_product([[1.0]], [[0.5, 1.0, above, 1.0, 2.0]], scales={"a": 3.0})
+    (piece,) = candidate_passes.find_light(scored, 3.0, 0.1)
+    assert (piece.places.tolist(), piece.values.tolist()) == ([0, 1, 3], [1.5, 3.0, 3.0])
 
 
 def test_zeros_that_are_kept_are_found_by_their_masks() -> None:
