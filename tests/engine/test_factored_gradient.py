@@ -12,6 +12,7 @@ from torch import nn
 
 import synflow
 import zoo
+from checks import Function
 from synflow.engine import factored_layers, products
 from synflow.engine.factored_gradient import FactoredGradient, Use
 from synflow.engine.fast import FastEngine
@@ -161,6 +162,18 @@ def test_layers_read_half_precision_as_it_is() -> None:
     assert {magnitude.dtype for magnitude in engine.magnitudes.values()} == {torch.bfloat16}
     squared = FastEngine(network, full(model), EngineSettings(power=2))
     assert {magnitude.dtype for magnitude in squared.magnitudes.values()} == {torch.float32}
+
+
+def test_half_precision_weights_have_their_flow_wherever_they_are_read() -> None:
+    torch.manual_seed(0)
+    model = Function(lambda self, x: self.last(x * self.gain), gain=torch.rand(4), last=nn.Linear(4, 3))
+    network = open_network(model.to(torch.bfloat16), torch.ones(1, 4), select="*")
+    hooks = FastPass(Thresholds())
+    measure(network, magnitudes=absolute(network, None, half=True), hooks=hooks)
+    for name, score in measure(network).scores.items():
+        flow = hooks.gradients[name].flow
+        assert flow is not None
+        assert float(flow) == pytest.approx(float(score.sum()), rel=1e-5)
 
 
 def full(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import synflow
+from blocks import Add
 from synflow.engine import EVERYTHING_ON, FastEngine, compiled, using
 from synflow.network.private_copy import Network, open_network
 from synflow.pruning.engine import EngineSettings
@@ -229,3 +230,13 @@ def test_weights_that_are_zero_are_kept_until_they_go(compression: float) -> Non
     assert sum(int(mask.sum()) for mask in masks.values()) == kept
     gone = 800 - kept
     assert int((masks["0.weight"] & zero).sum()) == max(int(zero.sum()) - gone, 0)
+
+
+def test_a_layer_whose_flow_underflows_beside_another_is_alive() -> None:
+    branch = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    for parameter in branch.parameters():
+        nn.init.constant_(parameter, 2.0**-100)
+    network = open_network(nn.Sequential(Add(branch, nn.Identity()), nn.Linear(4, 2)), torch.ones(1, 4))
+    engine = engine_for(network)
+    assert min(engine.measure().layer_flows.values()) == 0.0
+    assert engine.live_layers() == set(network.weights)

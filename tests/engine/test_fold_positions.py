@@ -173,6 +173,7 @@ def test_a_network_whose_flow_would_change_is_not_folded() -> None:
         assert ("folding" not in engine.fallbacks) == folds
         if not folds:
             assert engine.fallbacks["folding"].startswith("the flow changes")
+        assert engine.measure().flow.log2 == pytest.approx(measure(network).log2, abs=1e-6)
 
 
 def test_unfolding_puts_every_position_back() -> None:

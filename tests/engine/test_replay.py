@@ -104,7 +104,13 @@ def draws(_: Any, x: Any) -> Any:
     return as_flow(torch.poisson(plain.detach()) + plain, x.exponent)
 
 
-@pytest.mark.parametrize("rule", [reads, draws])
+def picks(_: Any, x: Any) -> Any:
+    """Takes the entries that are large enough."""
+    plain = x.as_subclass(Tensor)
+    return as_flow(plain[plain > 0.1], x.exponent)
+
+
+@pytest.mark.parametrize("rule", [reads, draws, picks])
 def test_rules_that_look_at_numbers_are_not_repeated(rule: Callable[..., Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(dispatch._USER_RULES, "special_entr", rule)
@@ -120,6 +126,15 @@ def test_a_flow_that_vanishes_or_drifts_is_measured_anew() -> None:
     assert repeat.run() is None
     magnitudes["0.weight"].zero_()
     assert repeat.run() is None
+
+
+def test_a_measurement_with_another_exponent_proves_a_recording() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    network, magnitudes, repeat = replay_of(model, torch.ones(1, 3))
+    magnitudes["0.weight"].mul_(2.0**-25)
+    flow, gradients = measured(network, magnitudes)
+    assert flow.exponent != repeat.first.exponent
+    assert repeat.agrees_with(flow, gradients)
 
 
 def engine_for(model: nn.Module, example: Tensor) -> FastEngine:
@@ -231,3 +246,11 @@ def test_a_view_that_was_not_seen_to_be_made_cannot_be_repeated() -> None:
             part = flow[1:]
         part.sum()
     assert "by a view that no recorded operation made" in recorder.problem
+
+
+def test_a_write_into_the_weights_cannot_be_repeated() -> None:
+    weight = torch.ones(3, dtype=torch.float64)
+    recorder = recording._Recorder({"weight": weight})
+    with recorder:
+        weight.mul_(2.0)
+    assert "writes into a constant" in recorder.problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -126,6 +127,12 @@ def test_scores_that_overflow_name_their_tensor() -> None:
         lightest_weights(scored({"a.weight": torch.rand(10, 10).index_fill(0, torch.tensor([3]), 1.0).mul(
             torch.where(torch.arange(100).view(10, 10) == 31, math.inf, 1.0)
         )}), 100, 3)  # fmt: skip
+
+
+def test_scores_that_overflow_by_their_scale_are_not_ranked() -> None:
+    scores = dataclasses.replace(scored({"a": torch.full((3, 4), 1e10)}), scales={"a": 1e30})
+    with pytest.raises(SynflowError, match="a: 12 of 12 flow scores are not finite"):
+        lightest_weights(scores, 12, 3)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
