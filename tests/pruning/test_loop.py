@@ -12,6 +12,7 @@ from torch import nn
 import reference
 import synflow
 from checks import arrays, kept, mlp, nested, same, untouched
+from synflow.pruning.safe_removal import PathGuard
 from zoo import ZOO
 
 COMBINATIONS = [
@@ -131,6 +132,22 @@ def test_the_guard_splits_a_step_that_would_collapse_the_network(chain):
     assert step.substeps > 1
     assert step.held
     assert synflow.certify(model, step.masks, example).connected
+
+
+def test_a_step_in_parts_tells_its_largest_part_and_the_flow_before_it(chain, monkeypatch):
+    parts, original = [], PathGuard.remove
+
+    def watched(guard, scores, keep):
+        share, complete = original(guard, scores, keep)
+        parts.append((share, scores.flow.log2))
+        return share, complete
+
+    monkeypatch.setattr(PathGuard, "remove", watched)
+    model, example = chain
+    (step,) = synflow.iterate(model, example, density=200 / 1060, steps=1, margin=0.9)
+    shares, flows = zip(*parts, strict=True)
+    assert step.pruned_fraction == max(shares) > shares[-1]
+    assert step.flow_log2 == flows[0] > flows[-1]
 
 
 def test_what_a_step_tells(chain):
