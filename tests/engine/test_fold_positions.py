@@ -140,6 +140,14 @@ def test_windows_on_the_shorter_line_are_those_of_the_whole_one(
     assert len(lines) <= len(kinds) + 2 * padding
 
 
+def test_a_number_after_the_last_stands_for_a_line_of_zeros() -> None:
+    image = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])
+    rows = folding._picked(image, torch.tensor([0, 2, 1]), torch.tensor([1, 0]))
+    assert rows.tolist() == [[[[2.0, 1.0], [0.0, 0.0], [5.0, 4.0]]]]
+    columns = folding._picked(image, torch.tensor([1, 1, 0]), torch.tensor([3, 0]))
+    assert columns.tolist() == [[[[0.0, 4.0], [0.0, 4.0], [0.0, 1.0]]]]
+
+
 def test_questions_about_shape_are_answered_for_the_whole_image() -> None:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         y = self.conv(x)

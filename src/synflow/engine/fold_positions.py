@@ -203,8 +203,7 @@ def _shorter(
     lines = np.flatnonzero(stays) - padding
     inner, which = lines[(lines >= 0) & (lines < len(given))], np.cumsum(new) - 1
     before = int((lines < 0).sum())
-    left = windows.count(len(inner), width, stride, padding, dilation)
-    plain = before == padding and left == which[-1] + 1
+    plain = before == padding  # then as many windows fit on the shorter line as stay
     places = given[inner] if plain else _kinds_at(given, size, lines)
     found = (torch.from_numpy(array).to(kinds.device) for array in (places, which))
     return next(found), padding if plain else 0, next(found)
