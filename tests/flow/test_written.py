@@ -12,6 +12,7 @@ from torch import nn
 import synflow
 from synflow.flow import dispatch
 from synflow.flow.measure import measure
+from synflow.flow.passes import PassOptions
 from synflow.network.flops import flops
 from synflow.network.private_copy import open_network
 
@@ -204,6 +205,62 @@ def test_a_state_that_is_written_after_it_was_used_is_differentiated():
     assert all(bool((score > 0).all()) for score in found.scores.values())
     masks = synflow.prune(States(), X, compression=3, score="balanced", steps=4)
     assert not synflow.certify(States(), masks, X).dead_layers
+
+
+def log2_of(write, factor=2.0**-200):
+    """log2 of the flow of a writer whose first layer is scaled: far from one, flows have an exponent."""
+    model = Writer(write)
+    model.first.weight.data.mul_(factor)
+    for layer in (model.first, model.middle, model.last):
+        layer.bias.data.zero_()
+    return measure(open_network(model, X)).log2
+
+
+def test_a_flow_is_written_over_a_far_larger_one():
+    """Far smaller than the smallest number of the type beside what was there before."""
+
+    def over(_, h):
+        large = h * 2.0**700 * 2.0**700
+        large.copy_(h)
+        return large
+
+    assert log2_of(over) == pytest.approx(log2_of(lambda _, h: None), rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [2.0**-200, 2.0**200])
+def test_a_flow_is_written_beside_a_constant_of_another_size(factor):
+    def beside(_, h):
+        whole = torch.full((1, 6), 5.0, dtype=torch.float64)
+        whole[:, :2] = h[:, :2]
+        return whole
+
+    def joined(_, h):
+        return torch.cat([h[:, :2], torch.full((1, 4), 5.0, dtype=torch.float64)], 1)
+
+    assert log2_of(beside, factor) == pytest.approx(log2_of(joined, factor), rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [2.0**-200, 2.0**200])
+def test_a_view_shows_what_was_written_at_its_size(factor):
+    def through_a_view(_, h):
+        whole = torch.zeros(1, 6, dtype=torch.float64)
+        part = whole[:, 2:]
+        whole[:] = h
+        return F.pad(part, (2, 0))
+
+    def plain(_, h):
+        return F.pad(h[:, 2:], (2, 0))
+
+    assert log2_of(through_a_view, factor) == pytest.approx(log2_of(plain, factor), rel=1e-12)
+
+
+def test_degrees_are_those_of_what_was_written():
+    def over(model, h):
+        other = model.middle(h)
+        h.copy_(other)
+
+    found = measure(open_network(Writer(over), X), options=PassOptions(shifts=False, trace=True))
+    assert [degrees.tolist() for degrees in found.degrees] == [[1, 2, 1], [1, 2, 1]]
 
 
 def test_a_running_maximum_may_start_far_below_zero():

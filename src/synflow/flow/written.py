@@ -102,9 +102,9 @@ class Written:
         flow = as_flow(base, max(value.exponent, 0) if counted else value.exponent)
         if not lost:
             flow.copy_(self._pass.source(fixed(flow), flow.dtype, flow.exponent))
+        self.anything = True  # views of it that were made before show the flow, too
         if base is target:
             return flow
-        self.anything = True
         view: Flow = self.current(target)
         return view
 
