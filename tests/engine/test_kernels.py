@@ -160,6 +160,13 @@ def test_the_limit_of_scaled_scores_neither_loses_nor_adds_any() -> None:
     assert (piece.places.tolist(), piece.values.tolist()) == ([0, 1, 3], [1.5, 3.0, 3.0])
 
 
+@pytest.mark.parametrize("unit", [2.0**-40, 1.0, 2.0**40])
+def test_light_weights_are_found_by_the_root_of_their_gradient(unit: float) -> None:
+    scored = one_product([[4.0 * unit**2]], [[25.0, 1.0, 16.0, 4.0, 9.0]], roots=frozenset("a"))
+    (piece,) = candidate_passes.find_light(scored, 8.0 * unit, 0.1)
+    assert (piece.places.tolist(), (piece.values / unit).tolist()) == ([1, 2, 3, 4], [2.0, 8.0, 4.0, 6.0])
+
+
 def test_zeros_that_are_kept_are_found_by_their_masks() -> None:
     shape = torch.Size([2, 3])
     mask = torch.tensor([[True, True, False], [True, True, True]])
