@@ -75,6 +75,33 @@ def test_padding_and_attention_masks_are_kept(need_weights):
     assert check(model, heads_cut(model, [2])).attention.num_heads == 3
     model.options = {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1), "is_causal": True}
     assert check(model, heads_cut(model, [2])).attention.num_heads == 3
+    model.options["key_padding_mask"] = padding
+    assert check(model, heads_cut(model, [2])).attention.num_heads == 3
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_extra_keys_leave_an_attention_as_it_is(option):
+    model = Attend(**{option: True})
+    assert not CompactAttention.fits(model.attention)
+    small = check(model, heads_cut(model, [1]), surprises=True)
+    assert type(small.attention) is nn.MultiheadAttention
+
+
+def test_nothing_is_dropped_in_eval_mode():
+    small = compact(Attend(dropout=0.5), X, heads_cut(Attend(), [1])).eval()
+    for need_weights in (True, False):
+        small.need_weights = need_weights
+        torch.testing.assert_close(small(X), small(X), rtol=0, atol=0)
+
+
+def test_the_causal_hint_masks_what_comes_later():
+    attention = CompactAttention.convert(nn.MultiheadAttention(8, 2, batch_first=True))
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    for need_weights in (True, False):
+        expected, _ = attention(X, X, X, attn_mask=later, need_weights=need_weights)
+        for mask in (None, later):
+            found, _ = attention(X, X, X, attn_mask=mask, is_causal=True, need_weights=need_weights)
+            torch.testing.assert_close(found, expected)
 
 
 def test_keys_and_values_may_have_other_widths():

@@ -1,12 +1,14 @@
 """The parts of compaction on their own: the tape, planes that move, units, cutting."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from synflow.compaction.cut.surgery import cut, paste
+from synflow.compaction.cut.surgery import cut, paste, shrink
 from synflow.compaction.reason.liveness import _anywhere, alive_in_training, nonzero_only
 from synflow.compaction.reason.planes import move, settled
 from synflow.compaction.reason.units import Units, factor
@@ -218,3 +220,64 @@ def test_a_kernel_is_alive_if_any_of_its_positions_is():
     kernels[1, 0, 2, 1] = True
     assert _anywhere(kernels, kernel=True).tolist() == [[[[False]]], [[[True]]]]
     assert torch.equal(_anywhere(kernels, kernel=False), kernels)
+
+
+def rows(hidden, gates, gone=()):
+    """Rows of the weights of a recurrent layer, for each of its gates."""
+    return [gate * hidden + unit for gate in range(gates) for unit in range(hidden) if unit not in gone]
+
+
+@pytest.mark.parametrize(
+    ("whole", "kept", "part"),
+    [
+        (nn.Linear(4, 3), {"weight": {0: [0, 2], 1: [1]}, "bias": {0: [0, 2]}}, nn.Linear(1, 2)),
+        (nn.Conv2d(4, 6, 3), {"weight": {0: [1, 2, 5], 1: [0, 3]}, "bias": {0: [1, 2, 5]}}, nn.Conv2d(2, 3, 3)),
+        (
+            nn.Conv2d(4, 8, 3, groups=2, bias=False),
+            {"weight": {0: [0, 1, 4, 5], 1: [[0], [1]]}},
+            nn.Conv2d(2, 4, 3, groups=2, bias=False),
+        ),
+        (
+            nn.Conv2d(4, 8, 3, groups=4, bias=False),
+            {"weight": {0: [2, 3, 6, 7]}},
+            nn.Conv2d(2, 4, 3, groups=2, bias=False),
+        ),
+        (
+            nn.ConvTranspose2d(6, 4, 3, groups=2),
+            {"weight": {0: [0, 1, 3, 4], 1: [1]}, "bias": {0: [1, 3]}},
+            nn.ConvTranspose2d(4, 2, 3, groups=2),
+        ),
+        (
+            nn.ConvTranspose2d(6, 4, 3, groups=2, bias=False),
+            {"weight": {0: [3, 4, 5]}},
+            nn.ConvTranspose2d(3, 2, 3, bias=False),
+        ),
+        (
+            nn.BatchNorm1d(5),
+            dict.fromkeys(("weight", "bias", "running_mean", "running_var"), {0: [0, 4]}),
+            nn.BatchNorm1d(2),
+        ),
+        (nn.Embedding(7, 5), {"weight": {1: [0, 3]}}, nn.Embedding(7, 2)),
+        (nn.PReLU(4), {"weight": {0: [1, 2, 3]}}, nn.PReLU(3)),
+        (
+            nn.GRU(3, 4, bias=False),
+            {"weight_ih_l0": {0: rows(4, 3, [1])}, "weight_hh_l0": {0: rows(4, 3, [1]), 1: [0, 2, 3]}},
+            nn.GRU(3, 3, bias=False),
+        ),
+        (
+            nn.LSTM(3, 4, bias=False, proj_size=2),
+            {
+                "weight_ih_l0": {0: rows(4, 4, [1])},
+                "weight_hh_l0": {0: rows(4, 4, [1]), 1: [1]},
+                "weight_hr_l0": {0: [1], 1: [0, 2, 3]},
+            },
+            nn.LSTM(3, 3, bias=False, proj_size=1),
+        ),
+    ],
+)
+def test_modules_remember_the_sizes_of_what_is_left(whole, kept, part):
+    model = nn.Sequential(copy.deepcopy(whole))
+    shrink(model, {f"0.{name}": indices for name, indices in kept.items()}, {})
+    assert repr(model[0]) == repr(part)
+    shapes, expected = ({n: t.shape for n, t in module.state_dict().items()} for module in (model[0], part))
+    assert shapes == expected

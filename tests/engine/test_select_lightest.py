@@ -129,6 +129,18 @@ def test_scores_that_overflow_name_their_tensor() -> None:
         )}), 100, 3)  # fmt: skip
 
 
+@pytest.mark.parametrize("first", [0, 450, 900])
+@pytest.mark.parametrize("list_share", [0.0, 1.0])
+def test_a_sample_that_misleads_costs_time_only(first: int, list_share: float) -> None:
+    """Only light or only heavy weights were drawn, so that the bracket is too low or too high at first."""
+    weights = scored({"a": torch.arange(1.0, 1001.0).view(25, 40)}, None, Thresholds(sample=32, list_share=list_share))
+    weights = dataclasses.replace(weights, places={"a": torch.arange(first, first + 100)})
+    found = lightest_weights(weights, 1000, 600)
+    gone = fill(torch.zeros(25, 40, dtype=torch.bool), found.gone["a"], True)
+    assert torch.equal(gone.view(-1), torch.arange(1000) < 600)
+    assert (found.number, found.total) == (600, 600 * 601 / 2)
+
+
 def test_scores_that_overflow_by_their_scale_are_not_ranked() -> None:
     scores = dataclasses.replace(scored({"a": torch.full((3, 4), 1e10)}), scales={"a": 1e30})
     with pytest.raises(SynflowError, match="a: 12 of 12 flow scores are not finite"):

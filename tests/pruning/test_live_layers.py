@@ -19,7 +19,7 @@ from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
-from synflow.pruning.skeleton import Skeleton, find_skeleton, short_path
+from synflow.pruning.skeleton import FROM_INPUTS, Skeleton, find_skeleton, short_path
 from zoo import ZOO
 
 
@@ -427,3 +427,44 @@ def test_where_removals_fail_too_often_thinning_out_says_so():
     skeleton = Skeleton(network, whole(network))
     assert not skeleton.thin_out(failures=1)
     assert alive(network, skeleton.masks()) == skeleton.layers
+
+
+def test_thinning_out_ends_at_its_target_with_scores_of_what_is_left():
+    model, example = residual()
+    network = open_network(model, example)
+    skeleton = Skeleton(network, whole(network))
+    for target in (100, 60):
+        assert skeleton.thin_out(target)
+        assert skeleton.size == target
+        left = measure(network, skeleton.masks(), options=FROM_INPUTS)
+        assert skeleton._measured().flow.log2 == pytest.approx(left.log2, abs=1e-5)
+
+
+def test_the_shorter_of_two_paths_is_held():
+    """The skeleton itself has a path through the branch alone, all weights have one around it."""
+    layers = [nn.Linear(2, 2), Add(mlp(2, 2, 2), nn.Identity()), nn.Linear(2, 1)]
+    network = open_network(nn.Sequential(*layers), torch.ones(1, 2))
+    masks = {name: mask.clone() for name, mask in whole(network).items()}
+    masks["0.weight"][1] = False
+    masks["2.weight"][:, 0] = False
+    skeleton = Skeleton(network, masks)
+    skeleton.hold_a_short_path(whole(network))
+    assert kept(short_path(network, masks)) == 4
+    assert kept(skeleton._path) == 2
+
+
+def test_a_path_that_was_good_enough_is_not_taken_for_a_short_one():
+    torch.manual_seed(0)
+    model, example = nn.Sequential(*(Gate(4) for _ in range(5)), nn.Linear(4, 3)), torch.ones(1, 4)
+    network = open_network(model, example)
+    rough = kept(short_path(network, enough=network.size))
+    assert rough > kept(short_path(network)) == kept(short_path(open_network(model, example)))
+
+
+def test_scores_of_a_branch_with_next_to_no_flow_stay_finite():
+    branch = mlp(4, 4, 4)
+    for parameter in branch.parameters():
+        nn.init.constant_(parameter, 2.0**-68)
+    model = nn.Sequential(Add(branch, nn.Identity()), nn.Linear(4, 2))
+    scores = synflow.score(model, torch.ones(1, 4), "balanced")
+    assert all(bool(torch.isfinite(score).all()) and bool((score > 0).all()) for score in scores.values())
