@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from synflow.compaction.cut.plan import kept_in_all
 from synflow.compaction.cut.surgery import cut, paste, shrink
 from synflow.compaction.reason.liveness import _anywhere, alive_in_training, nonzero_only
 from synflow.compaction.reason.planes import move, settled
@@ -222,6 +223,21 @@ def test_a_kernel_is_alive_if_any_of_its_positions_is():
     assert torch.equal(_anywhere(kernels, kernel=False), kernels)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({0: [0, 1, 3]}, {0: [1, 2], 1: [1, 4]}),
+        ({1: [[0, 1, 2], [2, 3, 5]]}, {1: [0, 2]}),
+        ({1: [0, 1, 4]}, {1: [[0, 1], [1, 2]]}),
+        ({1: [[0, 1, 2], [3, 4, 5]]}, {0: [0, 1]}),
+        ({0: [0, 2], 1: [[0, 1, 2], [2, 3, 5]]}, {1: [[0, 1], [1, 2]]}),
+    ],
+)
+def test_two_cuts_are_one(first, second):
+    whole = torch.arange(24).reshape(4, 6)
+    assert torch.equal(cut(whole, kept_in_all((4, 6), first, second)), cut(cut(whole, first), second))
+
+
 def rows(hidden, gates, gone=()):
     """Rows of the weights of a recurrent layer, for each of its gates."""
     return [gate * hidden + unit for gate in range(gates) for unit in range(hidden) if unit not in gone]
@@ -254,7 +270,7 @@ def rows(hidden, gates, gone=()):
         ),
         (
             nn.BatchNorm1d(5),
-            dict.fromkeys(("weight", "bias", "running_mean", "running_var"), {0: [0, 4]}),
+            {name: {0: [0, 4]} for name in ("weight", "bias", "running_mean", "running_var")},
             nn.BatchNorm1d(2),
         ),
         (nn.Embedding(7, 5), {"weight": {1: [0, 3]}}, nn.Embedding(7, 2)),
