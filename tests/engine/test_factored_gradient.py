@@ -166,10 +166,11 @@ def test_layers_read_half_precision_as_it_is() -> None:
 
 def test_half_precision_weights_have_their_flow_wherever_they_are_read() -> None:
     torch.manual_seed(0)
-    model = Function(lambda self, x: self.last(x * self.gain), gain=torch.rand(4), last=nn.Linear(4, 3))
+    model = Function(lambda self, x: self.last(x * self.gain), gain=torch.rand(1, 4), last=nn.Linear(4, 3))
     network = open_network(model.to(torch.bfloat16), torch.ones(1, 4), select="*")
     hooks = FastPass(Thresholds())
     measure(network, magnitudes=absolute(network, None, half=True), hooks=hooks)
+    assert set(hooks.gradients) == {"gain", "last.weight"}
     for name, score in measure(network).scores.items():
         flow = hooks.gradients[name].flow
         assert flow is not None
