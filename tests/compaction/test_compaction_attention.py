@@ -7,6 +7,7 @@ from torch import nn
 
 from blocks import CausalAttention, EinsumAttention
 from compact_twins import outputs_equal, random_masks, train_twins, without
+from synflow import bake
 from synflow.compaction import compact
 from synflow.compaction.cut.attention import CompactAttention
 
@@ -85,6 +86,13 @@ def test_extra_keys_leave_an_attention_as_it_is(option):
     assert not CompactAttention.fits(model.attention)
     small = check(model, heads_cut(model, [1]), surprises=True)
     assert type(small.attention) is nn.MultiheadAttention
+
+
+def test_heads_keep_their_numbers_through_two_cuts():
+    first = compact(model := Attend(), X, heads_cut(model, [0, 2]))
+    bake(first)
+    second = compact(first, X, heads_cut(first, [0]))
+    assert (first.attention.kept_heads, second.attention.kept_heads) == ([1, 3], [3])
 
 
 def test_nothing_is_dropped_in_eval_mode():

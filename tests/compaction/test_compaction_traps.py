@@ -1,5 +1,6 @@
 """Units that look dead but are not, and units that are: each trap with the pair of cases that tells them apart."""
 
+import copy
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import nn
 
 from blocks import Mean, residual
 from compact_twins import check, sizes, train_twins, width, without
-from synflow.compaction import compact
+from synflow.compaction import compact, verify
 
 X = torch.randn(2, 3)
 IMAGE = torch.randn(2, 3, 5, 5)
@@ -259,6 +260,33 @@ def test_a_gradient_of_ones_own_making_is_found_by_the_check():
     assert width(small) == 4
     assert "they would come alive in training" in small.compaction.notes[0]
     train_twins(model, small, masks, X)
+
+
+class Steeper(torch.autograd.Function):
+    """The same numbers with twice the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class SteeperLinear(nn.Linear):
+    def forward(self, x):
+        return Steeper.apply(super().forward(x))
+
+
+def test_other_gradients_behind_the_same_outputs_are_found_by_the_check():
+    plain, steeper = nn.Linear(3, 2).double(), SteeperLinear(3, 2).double()
+    steeper.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 3).double()
+    assert verify.compare(plain, copy.deepcopy(plain), {}, {}, x, training=True) == 0
+    assert verify.compare(plain, steeper, {}, {}, x, training=False) == 0
+    with pytest.raises(verify.DifferenceError, match="the gradient of weight differs"):
+        verify.compare(plain, steeper, {}, {}, x, training=True)
 
 
 def test_a_table_of_which_the_example_sees_a_part_counts_as_a_whole():
