@@ -182,6 +182,7 @@ def test_a_model_of_mixed_precision_is_scored_in_the_widest():
     model = Function(lambda self, x: self.b(self.a(x).float()), a=nn.Linear(3, 4).double(), b=nn.Linear(4, 2))
     model(X.double())
     found = measure(open_network(model, X.double()))
+    assert {score.dtype for score in found.scores.values()} == {torch.float64}
     wide = Function(lambda self, x: self.b(self.a(x)), a=model.a, b=model.b.double())
     plain = measure(open_network(wide, X.double()))
     assert found.log2 == pytest.approx(plain.log2, abs=1e-6)
