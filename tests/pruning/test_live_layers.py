@@ -19,6 +19,8 @@ from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
+from synflow.pruning.live_layers import PATIENCE, LayerGuard
+from synflow.pruning.settings import checked_run
 from synflow.pruning.skeleton import FROM_INPUTS, Skeleton, find_skeleton, short_path
 from zoo import ZOO
 
@@ -403,7 +405,7 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
     assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
 
 
-def test_a_skeleton_built_from_paths_keeps_every_layer_alive_and_held_weights():
+def test_a_skeleton_built_from_paths_keeps_every_layer_alive():
     for make in (
         residual,
         lambda: (ClassToken(4, 1, 1.0), torch.ones(1, 3, 3)),
@@ -438,6 +440,17 @@ def test_thinning_out_ends_at_its_target_with_scores_of_what_is_left():
         assert skeleton.size == target
         left = measure(network, skeleton.masks(), options=FROM_INPUTS)
         assert skeleton._measured().flow.log2 == pytest.approx(left.log2, abs=1e-5)
+
+
+def test_patience_is_that_of_one_step():
+    """Failed removals of earlier steps do not add up until a skeleton is protected."""
+    model, example = residual()
+    run = checked_run(model, example, score="balanced", density=0.5, steps=4)
+    engine = run.new_engine(spread=False)
+    guard = LayerGuard(run, engine, engine.live_layers())
+    guard._failures = PATIENCE - 1
+    assert guard.remove(engine.measure(), engine.count - 5)[1]
+    assert (guard._failures, guard.skeleton) == (0, None)
 
 
 def test_the_shorter_of_two_paths_is_held():

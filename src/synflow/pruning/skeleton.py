@@ -129,7 +129,7 @@ class Skeleton:
     def build_anew(self) -> None:
         """Join a path through each needed layer: for networks in which the weights that feed a layer rank lowest."""
         masks = {name: magnitude > 0 for name, magnitude in absolute(self._network, self.masks()).items()}
-        joined = {name: mask & self._path[name] for name, mask in masks.items()}
+        joined = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         while missing := self.needed - reach(self._network, joined).live_layers:
             path = _path_through(self._network, masks, min(missing))
             joined = {name: mask | path[name] for name, mask in joined.items()}
