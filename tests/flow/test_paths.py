@@ -7,11 +7,12 @@ from hypothesis import given
 from torch import nn
 
 import synflow
-from checks import Function, kept, nested
+from blocks import Add, Gate
+from checks import Function, kept, mlp, nested
 from graphs import Graph, graphs, paths
 from synflow.engine.pass_hooks import FastPass
 from synflow.engine.thresholds import Thresholds
-from synflow.flow.paths import connected, fewest_weights, reach, shortest_path
+from synflow.flow.paths import connected, fewest_weights, least_for_path, reach, shortest_path
 from synflow.network.private_copy import open_network
 
 
@@ -218,3 +219,11 @@ def test_a_path_may_start_at_an_embedding():
     found = reach(open_network(model, torch.arange(5)[None]))
     assert found.connected
     assert all(bool(mask.all()) for mask in found.on_path.values())
+
+
+def test_the_least_for_a_path_counts_layers_that_every_term_meets_once():
+    """A gate meets what comes before it twice; a branch beside a shortcut need not be met."""
+    branch = Add(mlp(4, 4, 4), nn.Identity())
+    network = open_network(nn.Sequential(nn.Linear(4, 4), Gate(4, 5), branch, nn.Linear(4, 3)), torch.ones(1, 4))
+    assert fewest_weights(network) == 6
+    assert least_for_path(network) == 5
