@@ -1,8 +1,10 @@
 """Levelled weights: branches that carry next to nothing keep what reads them."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from checks import Function
 from synflow.flow.measure import measure
 from synflow.flow.paths import reach
 from synflow.masks.checks import full_masks
@@ -66,4 +68,14 @@ def test_levelled_weights_differ_by_powers_of_two_and_give_faint_branches_their_
 def test_a_level_network_stays_as_it_is():
     torch.manual_seed(0)
     network = open_network(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.ones(1, 4))
+    assert levelled(network, full_masks(None, network.weights), skeletons.FROM_INPUTS) is network
+
+
+def test_scales_before_a_norm_bring_nothing_and_are_not_kept():
+    def forward(self, x):
+        return self.last(x + F.layer_norm(self.inner(x), (4,)) * 2.0**-20)
+
+    torch.manual_seed(0)
+    model = Function(forward, inner=nn.Linear(4, 4), last=nn.Linear(4, 3))
+    network = open_network(model, torch.ones(1, 4))
     assert levelled(network, full_masks(None, network.weights), skeletons.FROM_INPUTS) is network
