@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import family_reference
 import reference
-from checks import arrays, kept, nested
+from checks import arrays, kept, mlp, nested
 from synflow import SCOPES, SynflowError
-from synflow.pruning.scopes import apportion, erk_scope, layer_scope, uniform_scope
+from synflow.network.private_copy import open_network
+from synflow.pruning.scopes import allocate, apportion, erk_scope, layer_scope, uniform_scope
 from synflow.support.ranking import keep_best
 
 SHAPES = {"first": (4, 3), "conv": (5, 2, 3, 3), "wide": (20, 30), "vector": (7,), "last": (2, 5)}
@@ -195,6 +196,17 @@ def test_what_must_stay_stays_whatever_the_densities(scope):
     assert found["wide"][:2].all()
     assert all(mask.any() for mask in found.values())
     assert kept(SCOPES[scope](scores, ones, 20)) == 20  # too few for all of them
+
+
+def test_a_shield_stays_in_any_scope():
+    """A user's scope knows nothing of a shield: it takes what it takes, and the lightest of that make room."""
+    network = open_network(mlp(3, 4, 2), torch.ones(1, 3))
+    scores = {"0.weight": torch.arange(12.0).view(4, 3), "2.weight": torch.arange(12.0, 20.0).view(2, 4)}
+    ones = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
+    last = {"0.weight": scores["0.weight"] >= 10, "2.weight": ones["2.weight"]}
+    shield = {"0.weight": scores["0.weight"] == 0, "2.weight": ~ones["2.weight"]}
+    found = allocate(network, lambda *_: last, scores, ones, 10, shield)
+    assert torch.cat([mask.flatten() for mask in found.values()]).nonzero().flatten().tolist() == [0, *range(11, 20)]
 
 
 def test_uniform_keeps_the_first_layer_dense_where_that_fits():
