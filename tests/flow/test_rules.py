@@ -726,3 +726,29 @@ def test_a_transform_of_another_length_is_refused():
     model = Function(lambda self, x: torch.fft.fft(self.layer(x), n=4).real, layer=layer)
     with pytest.raises(synflow.SynflowError, match="fewer or more points"):
         synflow.score(model, torch.zeros(2, 4))
+
+
+def test_a_flow_that_is_zero_everywhere_is_not_scaled_up_to_what_it_is_added_to():
+    """It has the exponent of what was pruned away: to scale by it would give its gradient an infinite factor."""
+    torch.manual_seed(0)
+    model = Function(
+        lambda self, x: self.first(x) + self.branch(x * 2.0**100 * 2.0**100),
+        first=nn.Linear(3, 2),
+        branch=nn.Linear(3, 2),
+    )
+    network = open_network(model, torch.ones(1, 3))
+    masks = {
+        name: torch.full_like(weight, name == "first.weight", dtype=torch.bool)
+        for name, weight in network.weights.items()
+    }
+    found = measure(network, masks, options=WITHOUT_SHIFTS)
+    assert found.log2 == pytest.approx(math.log2(float(model.first.weight.detach().abs().sum())), abs=1e-5)
+    assert not found.scores["branch.weight"].any()
+
+
+def test_a_mask_blocks_on_either_side_of_a_sum():
+    first, mask = nn.Linear(3, 2), torch.tensor([0.0, -math.inf])
+    for forward in (lambda self, x: self.first(x) + mask, lambda self, x: mask + self.first(x)):
+        found = measure(open_network(Function(forward, first=first), torch.ones(1, 3)))
+        assert bool(found.scores["first.weight"][0].all())
+        assert not found.scores["first.weight"][1].any()
