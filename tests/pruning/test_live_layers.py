@@ -405,6 +405,20 @@ def test_of_two_branches_that_live_alone_the_one_with_less_flow_is_given_up():
     assert (skeleton.size, skeleton.needed) == (5, skeleton.layers - set(skeleton.given_up))
 
 
+def test_of_light_layers_the_one_that_lives_alone_is_given_up():
+    """The lightest branch has two layers, neither of which lives without the other; one layer is enough."""
+    pair, single = mlp(1, 1, 1), mlp(1, 1)
+    for branch, weight in ((pair, 0.01), (single, 0.1)):
+        for parameter in branch.parameters():
+            nn.init.constant_(parameter, weight)
+    layers = [nn.Linear(3, 1), Add(pair, nn.Identity()), Add(single, nn.Identity()), nn.Linear(1, 2)]
+    network = open_network(nn.Sequential(*layers), torch.ones(1, 3))
+    skeleton = find_skeleton(network, whole(network), 4)
+    assert skeleton.size == 5
+    assert skeleton.shrink_to(4)
+    assert (skeleton.size, skeleton.given_up) == (4, ["2.left.0.weight"])
+
+
 def test_a_skeleton_built_from_paths_keeps_every_layer_alive():
     for make in (
         residual,
