@@ -19,7 +19,7 @@ from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import cuts, reach
 from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
-from synflow.pruning.live_layers import PATIENCE, LayerGuard
+from synflow.pruning.live_layers import FAILURES_BEFORE_SKELETON, LayerGuard
 from synflow.pruning.settings import checked_run
 from synflow.pruning.skeleton import FROM_INPUTS, Skeleton, find_skeleton, short_path
 from zoo import ZOO
@@ -462,7 +462,7 @@ def test_patience_is_that_of_one_step():
     run = checked_run(model, example, score="balanced", density=0.5, steps=4)
     engine = run.new_engine(spread=False)
     guard = LayerGuard(run, engine, engine.live_layers())
-    guard._failures = PATIENCE - 1
+    guard._failures = FAILURES_BEFORE_SKELETON - 1
     assert guard.remove(engine.measure(), engine.count - 5)[1]
     assert (guard._failures, guard.skeleton) == (0, None)
 
