@@ -13,6 +13,7 @@ import synflow
 from blocks import Add
 from checks import kept, mlp
 from strategies import KINDS, chains, networks
+from synflow.engine import EVERYTHING_ON, using
 from synflow.flow.measure import measure
 from synflow.flow.normalised import normalised
 from synflow.flow.passes import WITHOUT_SHIFTS
@@ -495,3 +496,23 @@ def test_scores_of_a_branch_with_next_to_no_flow_stay_finite():
     model = nn.Sequential(Add(branch, nn.Identity()), nn.Linear(4, 2))
     scores = synflow.score(model, torch.ones(1, 4), "balanced")
     assert all(bool(torch.isfinite(score).all()) and bool((score > 0).all()) for score in scores.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_skeleton_found_before_the_first_step_serves_under_the_statistics_of_the_run(seed):
+    """Below a weight or two per layer the skeleton comes first; what it records has to hold in the steps as well."""
+    torch.manual_seed(seed)
+    branch = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), Add(branch, nn.Identity()), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)
+    )
+    example = torch.ones(1, 3, 4, 4, dtype=torch.float64)
+    masks, given_up = [], []
+    for engine in ("fast", "plain"):
+        with using(EVERYTHING_ON), pytest.warns(UserWarning, match="too few"):
+            found = synflow.prune(model.double(), example, density=3 / 500, steps=2, score="balanced", engine=engine)
+        masks.append(found)
+        given_up.append(found.about["given_up"])
+        assert "fallbacks" not in found.about
+    assert given_up[0] == given_up[1]
+    assert all(torch.equal(masks[0][name], masks[1][name]) for name in masks[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from .._version import __version__
 from ..errors import SynflowError, brief, check_flag, choose
+from ..flow.normalised import normalised
 from ..flow.paths import cuts
 from ..masks.attach import attached, fingerprint
 from ..masks.checks import full_masks
@@ -170,7 +172,11 @@ def checked_run(
     by_layers = (guarded and (guard is True or traits.balanced)) or (fall is certified and traits.balanced)
     shield = path_to_keep(network, start, keep) if guarded and not by_layers else None
     early = by_layers and (not traits.is_flow or keep <= TIGHT * len(network.weights))
-    skeleton = find_skeleton(network, start, keep) if early else None
+    skeleton = None
+    if early:
+        # With the statistics that the run will see: its guard goes on with what the skeleton has recorded.
+        with normalised(network) if traits.balanced else nullcontext():
+            skeleton = find_skeleton(network, start, keep)
     return PruningRun(
         network, function, fall, where, steps, start, target, keep, margin, guarded, by_layers, engine, progress,
         about, shield, skeleton,
