@@ -200,7 +200,10 @@ def test_critical_compression_reads_the_data_once():
 
 def test_critical_compression_knows_its_words():
     model = mlp(4, 6, 3)
-    with pytest.raises(synflow.SynflowError, match="no collapse 'empty' .did you mean empty_layer.*; choose from disconnected, empty_layer"):
+    with pytest.raises(
+        synflow.SynflowError,
+        match="no collapse 'empty' .did you mean empty_layer.*; choose from disconnected, empty_layer",
+    ):
         synflow.critical_compression(model, torch.zeros(1, 4), collapse="empty")
     with pytest.raises(synflow.SynflowError, match="no score 'synflo'"):
         synflow.critical_compression(model, torch.zeros(1, 4), score="synflo")
