@@ -70,7 +70,7 @@ test-slow: .venv/dev
 
 fuzz: .venv/dev
 	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=2000 $(PYTEST) tests/pruning/test_laws.py
-	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=1050 $(PYTEST) tests/pruning/test_engines.py
+	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=1050 $(PYTEST) -rP tests/pruning/test_engines.py  # shows how many masks were equal
 	SYNFLOW_FUZZ=1 SYNFLOW_EXAMPLES=400 $(PYTEST) tests/compaction/test_compaction_laws.py
 
 zoo: .venv/dev
