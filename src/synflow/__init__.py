@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .inference.onnx import export_onnx
     from .masks.attach import attach, attached, bake, density, fingerprint, load_state, rewind, shuffle, unmasked
     from .masks.files import load_masks, save_masks
+    from .masks.redraw import redraw
     from .masks.results import Masks, Step
     from .network.selection import prunable
     from .pruning.gradients import saliency
@@ -46,6 +47,7 @@ _HOMES = {
     "inference.onnx": "export_onnx",
     "masks.attach": "attach attached bake density fingerprint load_state rewind shuffle unmasked",
     "masks.files": "load_masks save_masks",
+    "masks.redraw": "redraw",
     "network.selection": "prunable",
     "pruning.gradients": "saliency",
     "masks.results": "Masks Step",
@@ -65,8 +67,8 @@ __all__ = [
     "Report", "Step", "SynflowError", "__version__", "attach", "attached", "bake", "bench", "certify",
     "compact", "conservation", "critical_compression", "density", "expand", "export_onnx", "fingerprint",
     "for_inference", "iterate", "limits", "load_compact", "load_masks", "load_state", "max_compression",
-    "prunable", "prune", "register_rule", "report", "rewind", "rules", "saliency", "save_compact", "save_masks",
-    "score", "shuffle", "unmasked",
+    "prunable", "prune", "redraw", "register_rule", "report", "rewind", "rules", "saliency", "save_compact",
+    "save_masks", "score", "shuffle", "unmasked",
 ]  # fmt: skip
 
 

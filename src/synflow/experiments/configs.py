@@ -31,7 +31,7 @@ __all__ = [
     "to_dict",
 ]
 
-ABLATIONS = ("none", "reinitialise", "shuffle", "invert")
+ABLATIONS = ("none", "reinitialise", "redraw", "shuffle", "invert")
 # What stands for itself beside the scores: no pruning, and plain narrower networks as large as SynFlow's result.
 METHODS = (*SCORES, "dense", "narrow_flops", "narrow_weights")
 

@@ -134,6 +134,8 @@ def trainable(config: Config, masks: Mapping[str, Tensor] | None) -> Trainable:
         seed = config.seed + 1_000_000 if config.ablation == "reinitialise" else config.seed
         model = make_model(config, seed)
         if masks is not None:
+            if config.ablation == "redraw":
+                synflow.redraw(model, masks, seed=config.seed)
             model = _pruned(model, masks, example, config.compact, about)
     about["compact_seconds"] = time.perf_counter() - started
     about["parameters"] = sum(p.numel() for p in model.parameters())

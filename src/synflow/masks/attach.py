@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import SynflowError
 from ..network.wrappers import dense_name, unwrap
 from ..support.chunked import count
+from ..support.random_state import random_order
 from .aliases import forget_aliases, guard_aliases
 from .checks import check_boolean, check_mapping, check_masks, named_weights, places, some
 from .masked_modules import MASK_SUFFIX, hold, mask_of, masked_names, release, unmasked_module
@@ -150,9 +151,7 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     result: dict[str, Tensor] = copy.copy(masks) if isinstance(masks, dict) else {}  # a subclass holds more than masks
     for name, mask in masks.items():
         check_boolean(name, mask)
-        key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]
-        generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
-        order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
+        order = random_order(seed, name, mask.numel()).to(mask.device)
         result[name] = mask.flatten()[order].view(mask.shape)
     if isinstance(getattr(masks, "about", None), dict):
         result.about = {**masks.about, "shuffled": seed}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Random numbers from a seed inside a block; afterwards all generators continue as if nothing had been drawn.
+"""Random numbers from a seed, and the random state of the process as it was before.
 
 Models draw from the global generators of torch, NumPy and Python, which all threads share. So only one thread at a time
 seeds them: a second thread would save the seeded state as the user's and restore that.
@@ -6,6 +6,7 @@ seeds them: a second thread would save the seeded state as the user's and restor
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 # Held by the thread that has seeded the global generators, until it has restored their states.
 SEEDING = threading.RLock()
@@ -36,3 +38,9 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         finally:
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
+
+
+def random_order(seed: int, name: str, size: int) -> Tensor:
+    """A random order of the entries of a tensor, by seed and name alone: the same on each device."""
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]
+    return torch.randperm(size, generator=torch.Generator().manual_seed(int.from_bytes(key, "big")))

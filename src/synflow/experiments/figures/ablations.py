@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ..configs import ABLATIONS, Config
+from ..configs import Config
 from .accuracy import Results
 from .curves import draw_curves, variation_configs
 from .drawing import Drawing
@@ -23,7 +23,7 @@ LABELS = {
 
 def configs(scale: str) -> list[Config]:
     """The runs of a scale."""
-    return variation_configs(scale, {name: {"ablation": name} for name in ABLATIONS})
+    return variation_configs(scale, {name: {"ablation": name} for name in LABELS})
 
 
 def _is(config: dict[str, object], ablation: str) -> bool:
@@ -33,5 +33,5 @@ def _is(config: dict[str, object], ablation: str) -> bool:
 def draw(results: Results, folder: Path, scale: str) -> Drawing:
     """A curve for each ablation."""
     del scale
-    chosen = {LABELS[name]: partial(_is, ablation=name) for name in ABLATIONS}
+    chosen = {LABELS[name]: partial(_is, ablation=name) for name in LABELS}
     return draw_curves(results, folder, "ablations", "Ablations of SynFlow", chosen)

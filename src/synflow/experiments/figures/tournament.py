@@ -36,9 +36,14 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "FORCE": {"method": "force"},
     "PHEW": {"method": "phew"},
     "dense": {"method": "dense"},
+    # Kept weights get new values: scores that prefer large weights leave large ones, which turn slowly.
+    "balanced, redrawn": {"method": "balanced", "ablation": "redraw"},
+    "SynFlow, redrawn": {"method": "synflow", "ablation": "redraw"},
+    "SNIP, redrawn": {"method": "snip", "ablation": "redraw"},
 }
 FIRST = ("balanced", "SynFlow", "random, ERK densities", "SNIP")
 REST = ("magnitude", "GraSP", "FORCE", "PHEW")
+REDRAWN = ("balanced, redrawn", "SynFlow, redrawn", "SNIP, redrawn")
 # Stages in the order of their runs, so that an early stop leaves whole comparisons.
 Stages = tuple[tuple[str, float, tuple[str, ...]], ...]
 LAPTOP: Stages = (
@@ -60,16 +65,20 @@ LAPTOP: Stages = (
 )
 EVERYWHERE = (10.0, 20.0, 50.0, 100.0, 316.0, 1000.0)
 PAPER: Stages = tuple(
-    (model, compression, tuple(ENTRANTS))
+    (model, compression, (*FIRST, *REST, "dense"))
     for model in ("resnet20", "vit", "vgg11_bn", "mobilenet")
     for compression in EVERYWHERE
 )
 SMOKE: Stages = (("conv", 10.0, ("balanced", "SynFlow", "random, ERK densities")), ("conv", 1.0, ("dense",)))
 # What the shorter runs leave open, with twice the images: a transformer learns late, and large weights turn slowly.
 LONGER = {"train_per_class": 1000, "epochs": 12, "evaluate_every": 12}
-LONGER_STAGES: Stages = (("vit", 10.0, FIRST[:3]), ("resnet20", 50.0, FIRST), ("resnet20", 20.0, FIRST))
+LONGER_STAGES: Stages = (
+    ("vit", 10.0, FIRST[:3]),
+    ("resnet20", 50.0, (*FIRST, *REDRAWN)),
+    ("resnet20", 20.0, (*FIRST, *REDRAWN)),
+)
 # In the longer runs a transformer learns more from three times the rate, under every score.
-FASTER_STAGES: Stages = (("vit", 10.0, FIRST[:3]),)
+FASTER_STAGES: Stages = (("vit", 10.0, (*FIRST[:3], *REDRAWN[:2])),)
 FASTER = {**LONGER, "lr": 3e-3}
 # Networks that sparse loops do not serve train slower: fewer epochs.
 FEWER = {"epochs": 8, "evaluate_every": 8}
@@ -105,7 +114,10 @@ def _runs(scale: str, stages: Stages, seeds: Iterable[int]) -> Iterable[Config]:
 
 def label(config: Mapping[str, Any]) -> str:
     """The entrant that a run belongs to."""
-    return next(name for name, changes in ENTRANTS.items() if changes["method"] == config["method"])
+    which = config["method"], config["ablation"]
+    return next(
+        name for name, changes in ENTRANTS.items() if (changes["method"], changes.get("ablation", "none")) == which
+    )
 
 
 def _network(config: Mapping[str, Any]) -> str:
@@ -129,13 +141,14 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         _row(*key, group)
         for key, group in sorted(groups.items(), key=lambda g: (models.index(g[0][0]), -g[0][1], order.index(g[0][2])))
     ]
-    looks = dict(zip(ENTRANTS, zip(itertools.cycle(PALETTE), "oDs^vP*XhH", strict=False), strict=False))
+    looks = dict(zip((*FIRST, *REST, "dense"), zip(PALETTE, "oDs^vP*Xh", strict=False), strict=True))
     with canvas(2, len(models), width=3.2, height=3.0) as (figure, axes):
         for column, model in enumerate(models):
             for panel, key, said in zip(axes[:, column], COSTS, COSTS.values(), strict=True):
                 for place, name in enumerate(ENTRANTS):
                     mine = [group for k, group in groups.items() if k[0] == model and k[2] == name]
-                    _curve(panel, mine, key, name, looks[name], aside=1.035 ** (place - 4) if key == "kept" else 1.0)
+                    look = looks[name.removesuffix(", redrawn")]
+                    _curve(panel, mine, key, name, look, aside=1.035 ** (place - 4) if key == "kept" else 1.0)
                 panel.set(xlabel=said)
                 log_cost_axis(panel)
             axes[0][column].set_title(model)
@@ -172,7 +185,10 @@ def _curve(
     spread = [[mean - low for mean, (low, _) in zip(means, ranges, strict=True)]]
     spread.append([high - mean for mean, (_, high) in zip(means, ranges, strict=True)])
     x = [_mean(group, key) * aside / (1e6 if key == "flops" else 1) for group in found]
-    panel.errorbar(x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2)
+    fill = "none" if name.endswith("redrawn") else "full"
+    panel.errorbar(
+        x, means, spread, color=look[0], marker=look[1], label=name, linewidth=1.0, capsize=2, fillstyle=fill
+    )
 
 
 def _of_images(top1: float, images: int) -> tuple[float, float]:
