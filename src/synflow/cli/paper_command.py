@@ -33,7 +33,7 @@ def paper(
     *,
     where: Where,
 ) -> None:
-    """Reproduce the paper: one word per figure.
+    """Reproduce figures of the paper: do the missing runs, draw the figure, write its table.
 
     SNIP and GraSP need images: --data-dir names their folder. You can stop at any time and continue later.
 

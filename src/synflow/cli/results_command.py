@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SynflowError
-from .experiment_options import Runs
 from .options import Json
 
 # The meaning of the columns that a table shows by default.
@@ -20,6 +19,8 @@ LEGEND = {
     "dead_layers": "layers with no weight on a path",
     "train_seconds": "seconds of training",
 }
+
+Stored = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs, or of exported tables (.csv).")]
 
 # Tables for other programs have a row for each run; tables for people have a row for each setting.
 FOR_PROGRAMS = (".csv", ".parquet")
@@ -32,7 +33,7 @@ def results(
             metavar="CONDITION", help="Only runs that match, e.g. method=synflow, compression>=100, model~vgg."
         ),
     ] = None,
-    runs: Runs = Path("runs"),
+    runs: Stored = Path("runs"),
     mean: Annotated[
         bool | None,
         typer.Option(

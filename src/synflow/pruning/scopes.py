@@ -44,7 +44,7 @@ def uniform_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor]
 
 
 def er_scope(scores: Mapping[str, Tensor], candidates: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
-    """Erdos-Renyi: density as (inputs + outputs) / (inputs * outputs), at most one (some mean erk by it)."""
+    """Erdos-Renyi: density as (inputs + outputs) / (inputs * outputs), at most one (other code calls `erk` that)."""
     ends = [tuple(mask.shape[:2]) or (1,) for mask in candidates.values()]
     raw = np.array([sum(pair) / math.prod(pair) for pair in ends])
     return _by_shares(scores, candidates, keep, raw * _sizes(candidates))
