@@ -1,7 +1,4 @@
-"""Every score against every other, on four networks: accuracy against stored weights, and against arithmetic.
-
-Choices are made on the first two networks and confirmed on the other two.
-"""
+"""Eight methods against each other on four networks: accuracy against stored weights, and against arithmetic."""
 
 from __future__ import annotations
 
