@@ -151,7 +151,7 @@ class Trial:
 
     @functools.cached_property
     def elsewhere(self) -> tuple[Any, bool, list[Tensor]] | None:
-        """Inputs of another size that the masked model takes, whether in a plain call, and its outputs."""
+        """Inputs of another size that the masked model accepts, whether the call is a plain one, and the outputs."""
         for other in resized(self.example):
             found = None
             inputs = inputs_like(other, 3 if self.seeds[False] is not None else None, self.dtype)

@@ -1,6 +1,6 @@
 """The fast engine: the same masks as the plain algorithm, sooner and in less memory.
 
-Its one door is `FastEngine`, which the pruning loop opens by name; thresholds.py says when each part is used.
+Its only public class is `FastEngine`, which the pruning loop loads by name; thresholds.py says when each part is used.
 """
 
 from .fast import FastEngine

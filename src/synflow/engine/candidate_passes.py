@@ -21,11 +21,13 @@ from .scores import HUGE, FactoredScores, as_array
 
 # A thread searches this many weights before it takes the next ones, so that threads finish together.
 CHUNK = 1 << 19
-# Convolution kernels with more weights share one mean in the bounds of their scores.
+# Bounds of scores use a mean for each position of a kernel (49 for 7 x 7); kernels with more positions than this share
+# one mean, so that the table of means stays small.
 KINDS = 64
-# Compiled loops may write this many entries beyond those they keep.
+# Free entries beyond those expected: a compiled loop gives up when fewer than WIDE = 512 (kernels.py) are free.
 ROOM = 1 << 10
-# A tensor may hold this many times its share of the light weights; untouched room takes no memory.
+# A tensor gets entries for this many times its share of the light weights, since shares differ between layers. Memory
+# that is never touched costs nothing; if it is too little, the loop runs again with room for all.
 SPARE = 6
 # The limit of a scaled tensor is raised by this share before its scores are scaled, so that rounding loses none.
 SLACK = 1e-5

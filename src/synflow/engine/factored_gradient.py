@@ -20,9 +20,9 @@ Factors = tuple[Tensor, Tensor]
 
 # With more positions than this, rounding would make the bounds of scores useless.
 THIN = 1 << 10
-# Where few entries of the product are needed, its factors may be this many times as large,
+# Where scores are bounded, few entries of the product are needed: its factors may hold this many times its numbers,
 THICK = 1.25
-# or hold this many numbers.
+# or this many numbers (1 MB in float32), however few the product has.
 FREE = 1 << 18
 
 

@@ -28,8 +28,8 @@ from .thresholds import current
 class FastEngine:
     """The weights that are left: `magnitudes`, one tensor per layer, zero where a weight was pruned.
 
-    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `kept_zeros`. What
-    each method is for says `Engine`.
+    A weight is kept if its magnitude is non-zero; tensors that keep zeros have an explicit mask in `kept_zeros`.
+    `Engine` says what each method does.
     """
 
     name = "fast"
@@ -63,7 +63,7 @@ class FastEngine:
 
     @without_autocast
     def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> FactoredScores:
-        """The flow of what is left, and its scores, which are not held."""
+        """The flow of the remaining weights; their scores are computed only when they are asked for."""
         if options != DEFAULT or not gradients:
             return self._scores(*self._measuring.anew(options, gradients))
         if self._last is None:
@@ -90,7 +90,7 @@ class FastEngine:
 
     @without_autocast
     def remove(self, removal: FastRemoval) -> Callable[[], None]:
-        """Remove weights; what is returned makes them again from the user's."""
+        """Remove weights; returns a function that makes them again from the user's weights."""
         before, recording = (self.count, self._last, self._alive), self._measuring.recording
         for name, places in removal.gone.items():
             fill(self.magnitudes[name], places, 0)
@@ -115,8 +115,8 @@ class FastEngine:
         """By layer flows or by paths.
 
         Where only inputs start a flow that weights meet, these are the layers that have any, unless a flow has
-        underflowed: that is ruled out if no layer has died since the last answer. Else, paths are followed in the
-        booleans.
+        underflowed: that is ruled out if no layer has died since the last answer. Else, paths are followed in boolean
+        arithmetic.
         """
         if not self._starts_beside:
             scores = self.measure()

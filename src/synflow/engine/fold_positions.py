@@ -31,7 +31,7 @@ Spread = tuple[Tensor, Tensor]
 # What a folded operation is called with, and how its result is spread.
 Folded = tuple[tuple[Any, ...], dict[str, Any], Spread]
 
-# Beyond this share of the positions, kinds are too many to be worth it.
+# A flow is not folded if more than this share of its positions would remain: that saves less than gathering costs.
 WORTH = 0.6
 
 _USUAL = {"stride": 1, "padding": 0, "dilation": 1}

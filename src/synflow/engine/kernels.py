@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numba import config, njit
 
-# Weights that are looked at in one go: all about them stays in the first cache.
+# Weights per inner loop: few enough that their values, bounds and flags stay in the first-level cache.
 WIDE = 512
-# Bounds of scores are rounded by far less than this.
+# The limit is raised by this share; rounding moves a bound by far less, so that no light score is missed.
 CLOSE = 1e-4
 # Sums may be taken in any order; not-a-number and infinity keep their meaning.
 SUMS = {"contract", "reassoc", "nsz"}

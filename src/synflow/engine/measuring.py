@@ -40,7 +40,7 @@ class Measuring:
         self._records, self._bounded, self._folds = records, bounded, False
 
     def weights_came_back(self, recording: Replay | None) -> None:
-        """Let a recording go that is not the one of then: flow may now pass where there was none.
+        """Drop a recording that was made since a removal that is now undone: flow may pass where there was none.
 
         Flows that were zero everywhere were recorded as zero in sums with others, whatever their exponent.
         """

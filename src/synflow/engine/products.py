@@ -12,7 +12,7 @@ from ..support.private_torch import onednn_linear
 
 # Half-precision weights are widened this many at a time, so that the same memory is used again and again.
 PART = 1 << 20
-# Products of fewer numbers are done before oneDNN has been called.
+# With fewer multiplications than this, the call of oneDNN takes longer than the product itself.
 SMALL = 1 << 20
 
 

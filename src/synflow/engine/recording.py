@@ -40,7 +40,7 @@ def recorded(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is asked of each kind of operation."""
+    """The properties of an operation that decide how it is recorded."""
 
     name: str
     decides: bool
@@ -51,7 +51,7 @@ class _Facts:
     @staticmethod
     @cache
     def of(func: Any) -> _Facts:
-        """Looked up once per kind: torch takes its time."""
+        """Looked up once for each operation, since torch is slow to answer."""
         tags = func.tags
         return _Facts(
             name=func._schema.name,

@@ -19,11 +19,12 @@ class PassOptions:
 
     `shifts` counts vectors that are added on the way (biases, norm shifts); `sources` counts other constants that
     enter (class tokens, position tables). Without both, only terms that start at inputs alone remain. `divide` applies
-    divisors; a pass that counts weights per term leaves them out. `saturate` computes in the booleans: one where there
-    is flow, zero where there is none. With `shared`, the two sides of a gate or of attention share the gradient, so
-    that weights before many gates do not count 2, 4, 8, ... times. `follow_inputs` differentiates with respect to the
-    inputs too, to see whether an output depends on one. `trace` follows degrees (how often a term meets each weight
-    tensor) and the flow that leaves each unit. With `norms`, batch norms divide by the mean flow of their tensor.
+    divisors; a pass that counts weights per term leaves them out. `saturate` computes in boolean arithmetic: one where
+    there is flow, zero where there is none. With `shared`, the two sides of a gate or of attention share the gradient,
+    so that weights before many gates do not count 2, 4, 8, ... times. `follow_inputs` differentiates with respect to
+    the inputs too, to see whether an output depends on one. `trace` follows degrees (how often a term meets each
+    weight tensor) and the flow that leaves each unit. With `norms`, batch norms divide by the mean flow of their
+    tensor.
     """
 
     shifts: bool = True

@@ -27,7 +27,7 @@ _FROM_INPUTS = PassOptions(shifts=False, sources=False, divide=False, saturate=T
 # that paths with more weights vanish beside those with fewer.
 _TINY = 1 << 20
 
-# While a layer has this many weights on average, whole parts of it are tried at once.
+# While layers keep more weights than this on average, most of each layer is removed at once; later, weights by score.
 WHOLE_PARTS_FROM = 64
 
 
@@ -45,7 +45,7 @@ class Reach:
 
 
 def reach(network: Network, masks: Mapping[str, Tensor] | None = None) -> Reach:
-    """Follow paths in the booleans, where nothing can overflow, underflow or cancel.
+    """Follow paths in boolean arithmetic, where nothing can overflow, underflow or cancel.
 
     A path starts at an input. Where constants enter beside it (class tokens, position tables) a term may need both, so
     they stay in, and the path is followed back to see whether an input is part of it.

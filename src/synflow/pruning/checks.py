@@ -18,7 +18,8 @@ from .skeleton import short_path
 
 # A path has a few weights per tensor; only counts up to this many per tensor can be too few for one.
 PATH_PER_LAYER = 64
-# Where more weights per layer than this are to stay, a balanced run looks for a skeleton only once it needs one.
+# If at most this many weights per layer are to stay, the path or skeleton that has to stay is searched for before the
+# first step; with more, few runs need one, and the search takes time.
 TIGHT = 8
 # The most steps that a run may ask for: no network profits from more, and a typing error is refused at once.
 MOST_STEPS = 10**6

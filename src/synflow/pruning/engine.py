@@ -1,7 +1,7 @@
-"""The interface of the engines: the few things that the pruning loop asks of one.
+"""The interface of the engines: the methods that the pruning loop calls.
 
-The plain engine (plain_engine.py) does them as the paper describes; the fast one (synflow.engine) takes less time and
-less memory. Both choose the same weights: in float64 their masks are equal.
+The plain engine (plain_engine.py) implements them as the paper describes; the fast one (synflow.engine) takes less time
+and less memory. Both choose the same weights: in float64 their masks are equal.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Engine(Protocol):
     measurements: int
 
     def measure(self, options: PassOptions = DEFAULT, *, gradients: bool = True) -> StepScores:
-        """The flow of what is left, and its scores."""
+        """The flow of the remaining weights, and their scores."""
 
     def lightest(self, scores: StepScores, number: int, budget: float = math.inf) -> Removal:
         """The `number` lightest weights; fewer, where their scores would sum to the budget or more."""
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Whether an input still reaches an output after a removal."""
 
     def remove(self, removal: Removal) -> Callable[[], None]:
-        """Remove weights; what is returned puts them back."""
+        """Remove weights; returns a function that puts them back."""
 
     def removal(self, masks: Mapping[str, Tensor], scores: StepScores) -> Removal:
         """The removal that leaves the given masks."""

@@ -31,7 +31,7 @@ from .scopes import difference
 
 @dataclass(frozen=True)
 class PlainScores:
-    """The scores of one step, held."""
+    """The scores of one step, all in memory."""
 
     flow: Measurement
     scores: dict[str, Tensor]
@@ -52,7 +52,7 @@ class PlainRemoval:
 
 
 class PlainEngine:
-    """Dense masks, dense scores, one selection over all of them; what each method is for says `Engine`."""
+    """Dense masks, dense scores, one selection over all of them; `Engine` says what each method does."""
 
     name = "plain"
 
@@ -93,7 +93,7 @@ class PlainEngine:
         return connected(self.network, self._nonzero(removal.masks))
 
     def remove(self, removal: PlainRemoval) -> Callable[[], None]:
-        """Take over the masks that a removal leaves; what is returned undoes it."""
+        """Set the masks that a removal leaves; returns a function that undoes it."""
         before = self._masks
         self.keep_only(removal.masks)
         return lambda: self.keep_only(before)

@@ -199,7 +199,7 @@ class Skeleton:
         return True
 
     def _empty(self, name: str) -> Callable[[], None]:
-        """Remove all weights of a layer; what is returned puts them back."""
+        """Remove all weights of a layer; returns a function that puts them back."""
         kept = self.masks()
         kept[name] = torch.zeros_like(kept[name])
         return self._engine.remove(self._engine.removal(kept, self._engine.measure()))

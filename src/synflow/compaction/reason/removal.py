@@ -76,7 +76,7 @@ def dead_units(coupling: Coupling, alive: Planes, gone: Tensor) -> Tensor:
 
 
 def _notice(coupling: Coupling, alive: Planes, going: Tensor, gone: Tensor) -> None:
-    """Put back what something that stays reads."""
+    """Put back each unit that a unit or output that stays reads."""
     for ids, p in reversed(coupling.sums):  # from the outputs on: most is settled in one pass
         if not bool(going[ids].any()):
             continue

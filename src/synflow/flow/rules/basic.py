@@ -80,7 +80,7 @@ def _half(leaf: Any) -> Any:
 
 
 def settled(data: Tensor, exponent: int, degrees: Any = None) -> Flow:
-    """The result of an arithmetic operation as a flow: rescaled, or in the booleans reduced to zero and one."""
+    """The result of an arithmetic operation as a flow: rescaled, or in boolean arithmetic reduced to zero and one."""
     if options().saturate:
         return as_flow(saturated(data), 0, degrees)
     return rescaled(data, exponent, degrees)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Smaller weights are made positive whole.
+# A constant weight of at least this many numbers (16 MB in float32) is made positive in parts of a quarter of that, to
+# save memory; a smaller one is made positive as a whole.
 LARGE = 1 << 22
 
 _LIBRARY = torch.library.Library("synflow", "DEF")

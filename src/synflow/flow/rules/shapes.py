@@ -152,7 +152,7 @@ def copy(function: Function, target: Tensor, source: Any, *_: Any, **__: Any) ->
 
 
 def largest(support: Rule) -> Rule:
-    """A maximum as it is; in the booleans, where flow passes from anywhere, by a rule that gives its support."""
+    """A maximum as it is; in boolean arithmetic, where flow passes from anywhere, by a rule that gives its support."""
 
     def rule(function: Function, *args: Any, **kwargs: Any) -> Any:
         function = _LARGEST.get(function.__name__, function)
@@ -168,7 +168,7 @@ def window(
     function: Function, x: Flow, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Max pooling in the booleans: the sum over the window."""
+    """Max pooling in boolean arithmetic: the sum over the window."""
     dims = int(function.__name__.replace("_with_indices", "")[-2])
     settings = [
         tuple(value) if isinstance(value, (tuple, list)) else (int(value),) * dims
@@ -184,12 +184,12 @@ def window(
 
 
 def average(function: Function, x: Flow, output_size: Any, return_indices: bool = False) -> Any:
-    """Adaptive max pooling in the booleans."""
+    """Adaptive max pooling in boolean arithmetic."""
     return homogeneous(getattr(F, function.__name__.replace("max", "avg").replace("_with_indices", "")), x, output_size)
 
 
 def total(function: Function, x: Flow, *args: Any, **kwargs: Any) -> Any:
-    """max, amax, maximum in the booleans: a sum."""
+    """max, amax, maximum in boolean arithmetic: a sum."""
     if (args and isinstance(args[0], Tensor)) or flows(kwargs):
         return homogeneous(torch.add, x, *args, **kwargs)
     found = homogeneous(torch.sum, x, *args, **kwargs)
@@ -203,7 +203,7 @@ _LARGEST: dict[str, Any] = {"min": torch.max, "amin": torch.amax, "minimum": tor
 
 
 def reduce_into(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """scatter_reduce and the like: a least entry as the largest, in the booleans a sum."""
+    """scatter_reduce and the like: a least entry as the largest, in boolean arithmetic a sum."""
     names = {"amin": "amax", "min": "max"}
 
     def kind(leaf: Any) -> Any:
