@@ -132,7 +132,8 @@ def compare(
         except DifferenceError:
             if wobble is None:
                 # Norms of constant activations magnify rounding errors to any size, so gradients need only agree as
-                # far as they do when the last bits of the weights change.
+                # far as they do when the last bits of the weights change, times 1000, since one change shows less
+                # than the worst.
                 shaken = _shaken(reference, statistics)
                 others = _gradients(shaken, tensors_in(run(shaken, inputs, training)), masks)
                 wobble = max(float((others[other] - whole).abs().max()) for other, whole in wholes.items())

@@ -128,6 +128,7 @@ def _bounds(
     if kinds > KINDS:
         kinds = 1
     sums, parts = np.empty((len(left), kinds), left.dtype), np.empty(len(seen), left.dtype)
+    # Numbers below this are not divided by, so that reciprocals stay far below the largest float.
     tiny = left.dtype.type(np.finfo(left.dtype).tiny * 1e8)
     most, least = scores.loops.lower_bounds(left, seen, parts, sums, tiny)
     # Not a number fails both.

@@ -151,7 +151,8 @@ def shortest_path(
         if total > WHOLE_PARTS_FROM * len(live) and (bold := _thinned(flow, result, live, magnitudes)):
             current = bold
             continue
-        # At least the least-scored weight goes if another path avoids it; then each weight left is on every path.
+        # Weights go whose scores sum to less than 99% of the flow (1% allows for rounding), but at least the lightest
+        # one, if another path avoids it. When each weight left has the whole flow, up to 1e-4, all are needed.
         drop = max(lightest(result.scores, live, 0.99 * result.value), 1)
         least = min(float(s[live[n]].min()) for n, s in result.scores.items() if bool(live[n].any())) if total else 0.0
         if total == 0 or least >= result.value * (1 - 1e-4):
@@ -166,7 +167,7 @@ def _thinned(
     magnitudes: Mapping[str, Tensor],
 ) -> dict[str, Tensor] | None:
     """The best few of each layer, where a path with as few weights is among them."""
-    for share in (0.1, 0.4):
+    for share in (0.1, 0.4):  # 10% removes more than 40% does, but cuts the path more often
         kept = best_of_each(whole.scores, live, share)
         part = flow(magnitudes={name: size * kept[name] for name, size in magnitudes.items()}, gradients=False)
         if part.value > 0 and round(part.log2 / _TINY) == round(whole.log2 / _TINY):

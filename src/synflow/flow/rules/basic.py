@@ -178,6 +178,7 @@ def _weighty(value: Any) -> Any:
         return value
     if isinstance(value, torch.nn.Parameter) and value.numel():
         first = value.detach().reshape(-1)[0]
+        # Layer scale starts at 1e-6 to 1e-4; a larger gain is taken as it is.
         if bool(first.abs() <= 1e-3) and bool((value == first).all()):
             note_zero_gain(tiny=bool(value.any()))
             return torch.ones_like(value)
