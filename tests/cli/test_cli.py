@@ -372,6 +372,7 @@ def test_every_command_and_option_has_help(run):
             words = re.sub(r"--[\w-]+|-h\b|<\w+>|\b[A-Z|]+\b|\[[^\]]*\]|[│*]", " ", line).split()
             assert words, f"{command}: {line} says nothing"
         assert described
+        assert run([command, "-h"]).out == shown
         assert not re.search(r"<\w", shown), "types of Python say nothing to a user"
     assert synflow.__version__ in run("--version").out
 

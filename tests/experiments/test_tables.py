@@ -13,7 +13,7 @@ from synflow.experiments.configs import Config, configured, from_dict, identity
 from synflow.experiments.figures.sceptic import front
 from synflow.experiments.figures.uncertainty import interval
 from synflow.experiments.outcomes import form_of
-from synflow.experiments.paper import configs_of, draw, redraw
+from synflow.experiments.paper import _seconds, configs_of, draw, redraw
 from synflow.experiments.results_page import page_of
 from synflow.experiments.runs import execute
 
@@ -53,6 +53,18 @@ def test_a_table_holds_what_figures_need(runs, tmp_path):
     redraw(tmp_path / "data", tmp_path / "figures", ["past"])
     assert (tmp_path / "figures" / "past.md").read_text() == page + "\n## In words\n\nIt works.\n"
     assert "±" in page
+    assert list(redraw(tmp_path / "data", tmp_path / "figures", ["past"], scale="smoke")) == ["past"]
+    with pytest.raises(SynflowError, match="no runs of past at laptop scale"):
+        redraw(tmp_path / "data", tmp_path / "figures", ["past"], scale="laptop")
+    with pytest.raises(SynflowError, match="no scale 'papre'"):
+        redraw(tmp_path / "data", tmp_path / "figures", ["past"], scale="papre")
+
+
+def test_the_time_of_a_resumed_run_holds_the_epochs_before_the_interrupt():
+    def took(seconds, **outcome):
+        return _seconds({"about": {"seconds": seconds}, "outcome": outcome})
+
+    assert (took(5.0), took(5.0, train_seconds=3.0), took(3.6, train_seconds=23.7)) == (5.0, 5.0, 23.7)
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "fig3", "fig5b", "timing"])

@@ -30,6 +30,8 @@ from .sweep_command import sweep
 
 EPILOG = "Exit codes: 0 done, 1 the answer is no, 2 wrong input, 70 a bug, 130 stopped. --debug shows tracebacks."
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="synflow",
     help="Prune neural networks before training, without data, with a proof that a path from input to output stays.",
@@ -37,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 
 PANELS = {
@@ -48,7 +50,7 @@ PANELS = {
 }
 for panel, functions in PANELS.items():
     for function in functions:
-        app.command(rich_help_panel=panel)(function)
+        app.command(rich_help_panel=panel, context_settings=HELP_OPTIONS)(function)
 
 
 def _version(value: bool) -> None:

@@ -23,8 +23,13 @@ def paper(
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(metavar="SCALE", help="smoke (seconds), laptop (minutes to two hours), paper (in full).")
-    ] = "laptop",
+        str | None,
+        typer.Option(
+            metavar="SCALE",
+            help="smoke (seconds), laptop (minutes to two hours), paper (in full).",
+            show_default="laptop; with --from the one that most was run of",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for figures and tables.")] = Path("figures"),
     settings: Settings = None,
     tables: Annotated[
@@ -50,13 +55,13 @@ def paper(
     verb, chosen = _understood(names or ["draw"] if tables else names)
     changes = parse_settings(settings)
     if tables is not None:
-        _redraw(tables, out, chosen, changes)
+        _redraw(tables, out, chosen, changes, scale)
     elif verb == "list":
         _list()
     elif verb == "plan":
-        _plan(chosen, scale, changes)
+        _plan(chosen, scale or "laptop", changes)
     else:
-        _make(chosen, scale, out, changes, where, only_draw=verb == "draw")
+        _make(chosen, scale or "laptop", out, changes, where, only_draw=verb == "draw")
 
 
 def _understood(names: list[str] | None) -> tuple[str, list[str]]:
@@ -91,11 +96,11 @@ def _make(names: list[str], scale: str, out: Path, changes: dict[str, Any], wher
         one.outcome.check()
 
 
-def _redraw(tables: Path, out: Path, names: list[str], settings: dict[str, Any]) -> None:
+def _redraw(tables: Path, out: Path, names: list[str], settings: dict[str, Any], scale: str | None) -> None:
     from ..experiments.paper import redraw
     from .output import command_line
 
-    for name, drawing in redraw(tables, out, names, command_line(), settings).items():
+    for name, drawing in redraw(tables, out, names, command_line(), settings, scale).items():
         _show(name, drawing)
 
 

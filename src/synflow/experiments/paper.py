@@ -122,25 +122,28 @@ def _share_run(configs: Sequence[Config], exported: Container[str]) -> float:
 
 
 def redraw(
-    folder: Path, out: Path, names: Sequence[str], command: str = "", settings: Mapping[str, Any] | None = None
-) -> dict[str, Drawing]:
-    """Draw the named figures from the tables of a folder without training, each at the scale of which most was run."""
+    folder: Path, out: Path, names: Sequence[str], command: str = "", settings: Mapping[str, Any] | None = None,
+    scale: str | None = None,
+) -> dict[str, Drawing]:  # fmt: skip
+    """Draw the named figures from the tables of a folder without training, by default each at the scale most run."""
     exported = read_tables(folder)
     if not exported:
         raise SynflowError(f"{folder} holds no table of results (*.csv); write one with `synflow results --out`")
     made = {}
     for name in names:
-        share = {scale: _share_run(configs_of(name, scale, settings), exported) for scale in reversed(SCALES)}
-        scale = max(share, key=lambda one: share[one])
-        if share[scale] >= LEAST_SHARE:
+        scales = reversed(SCALES) if scale is None else (scale,)
+        share = {one: _share_run(configs_of(name, one, settings), exported) for one in scales}
+        best = max(share, key=lambda one: share[one])
+        if share[best] >= LEAST_SHARE:
             changes = "".join(f" --set {key}={value}" for key, value in (settings or {}).items())
-            runs = f"synflow paper {name} --scale {scale} --data-dir DIR{changes}  # does the runs"
+            runs = f"synflow paper {name} --scale {best} --data-dir DIR{changes}  # does the runs"
             again = f"{runs}\n    {command}  # redraws the figure"
-            made[name] = draw(name, scale, folder, out, settings=settings, command=again)
+            made[name] = draw(name, best, folder, out, settings=settings, command=again)
     if not made:
         raise SynflowError(
-            f"{folder} holds no runs of {', '.join(names)} in its tables, or less than a tenth of them; draw from the "
-            f"folder of the runs itself: synflow paper draw {names[0]} --runs DIR"
+            f"{folder} holds no runs of {', '.join(names)}{f' at {scale} scale' if scale else ''} in its tables, or "
+            "less than a tenth of them; draw from the folder of the runs itself: "
+            f"synflow paper draw {names[0]} --runs DIR"
         )
     return made
 
@@ -150,7 +153,7 @@ def _page(
     settings: Mapping[str, Any], command: str,
 ) -> str:  # fmt: skip
     """The table of a figure, with everything needed to make it again."""
-    seconds = sum(result["about"]["seconds"] for result in results)
+    seconds = sum(_seconds(result) for result in results)
     seeds = sorted({result["config"]["seed"] for result in results})
     versions = {(result["about"]["torch"], result["about"]["threads"]) for result in results}
     reduced = "" if scale == "paper" and not settings else (
@@ -210,6 +213,11 @@ def _setting(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _runs(some: Sequence[Any]) -> str:
     return f"{len(some):,} run{'s' * (len(some) != 1)}"
+
+
+def _seconds(result: Mapping[str, Any]) -> float:
+    """How long a run took; `seconds` of a run that was resumed are those of its last part, but epochs count all."""
+    return float(max(result["about"]["seconds"], result["outcome"].get("train_seconds") or 0.0))
 
 
 def _duration(seconds: float) -> str:

@@ -64,5 +64,5 @@ EXPERIMENTS: dict[str, Experiment] = {
         "SynFlow, random and magnitude against narrower dense networks", sceptic.configs, sceptic.draw
     ),
     "past": Experiment("SynFlow past the published compressions", past.configs, past.draw),
-    "tournament": Experiment("every score on four networks", tournament.configs, tournament.draw),
+    "tournament": Experiment("eight methods on up to four networks", tournament.configs, tournament.draw),
 }

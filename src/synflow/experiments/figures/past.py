@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..configs import Config, configured
@@ -61,7 +62,7 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
                     label=None if LABELS[method] in panel.get_legend_handles_labels()[1] else LABELS[method],
                 )  # fmt: skip
             table.append(_row(method, power, group, published.get(method, {}).get(power)))
-        for method in {method for method, _ in groups} if scale == "paper" else ():
+        for method in dict.fromkeys(method for method, _ in groups) if scale == "paper" else ():
             near = [(x, mean) for x, mean in published.get(method, {}).items() if x >= 2]
             look = {"color": COLOURS[method], "marker": MARKERS[method]}
             panel.plot(*zip(*near, strict=True), **look, fillstyle="none", linestyle=":", linewidth=1)
@@ -73,9 +74,9 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
 
 
 def _row(method: str, power: float, group: list[Any], published: float | None) -> dict[str, str]:
-    about = group[0]["outcome"]
+    mean = {key: fmean(result["outcome"][key] for result in group) for key in ("kept", "parameters", "flops")}
     return {
-        "method": LABELS[method], "compression": f"10^{power:g}", "weights": f"{about['kept']:,}",
-        "parameters": f"{about['parameters']:,}", "MFLOPs": f"{about['flops'] / 1e6:.2f}",
+        "method": LABELS[method], "compression": f"10^{power:g}", "weights": f"{mean['kept']:,.0f}",
+        "parameters": f"{mean['parameters']:,.0f}", "MFLOPs": f"{mean['flops'] / 1e6:.2f}",
         "top-1 (%)": interval(group), "published": "" if published is None else f"{published:.1f}",
     }  # fmt: skip

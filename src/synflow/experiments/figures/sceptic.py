@@ -17,7 +17,7 @@ from .small import full_width_base
 from .style import NETWORKS as NAMES
 from .style import PALETTE, canvas, log_cost_axis, save
 from .tournament import recipe_changes
-from .uncertainty import interval
+from .uncertainty import half_width, interval, tested
 
 __all__ = ["configs", "draw", "front"]
 
@@ -113,20 +113,28 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
         "bytes on disk follow the parameters: `save_compact` takes 4 bytes for each, one bit for each weight under a "
         "mask, and 20 to 40 kB for the structure",
         "seconds are of training and evaluation, not of pruning",
-        "lines are Pareto fronts of means over seeds, dots are single runs; ± is the 95% interval over test images",
+        "lines are Pareto fronts of means over seeds, dots are single runs, crosses those without a path; ± and bars "
+        "are the 95% interval over test images, where there is one seed",
         NO_PATH,
     )
     return Drawing(tuple(paths), table, notes)
 
 
 def _curve(panel: Any, found: list[list[Mapping[str, Any]]], key: str, name: str, colour: str) -> None:
-    """Single runs as dots, and the front of their means over seeds."""
-    if not found:
-        return
-    single = [(result["outcome"][key], result["outcome"]["top1"]) for group in found for result in group]
-    panel.scatter(*zip(*single, strict=True), s=9, color=colour, alpha=0.5)
-    means = [(_mean(group, key), _mean(group, "top1")) for group in found]
-    panel.plot(*zip(*front(means), strict=True), color=colour, marker="o", label=name)
+    """Single runs as dots, those without a path as crosses, and the front of the means of the others over seeds."""
+    for group in found:
+        for result in group:
+            cost, top1 = result["outcome"][key], result["outcome"]["top1"]
+            panel.scatter(cost, top1, s=9, color=colour, alpha=0.5, marker="o" if _has_path(result) else "x")
+        if len(group) == 1:
+            panel.errorbar(cost, top1, half_width(top1, tested(group[0]["config"])), color=colour, capsize=2)
+    means = [(_mean(group, key), _mean(group, "top1")) for group in found if all(map(_has_path, group))]
+    if means:
+        panel.plot(*zip(*front(means), strict=True), color=colour, marker="o", label=name)
+
+
+def _has_path(result: Mapping[str, Any]) -> bool:
+    return bool(result["outcome"].get("connected", True))
 
 
 def _mean(group: list[Mapping[str, Any]], key: str) -> float:
@@ -135,7 +143,7 @@ def _mean(group: list[Mapping[str, Any]], key: str) -> float:
 
 def _row(model: str, name: str, size: float, group: list[Mapping[str, Any]]) -> dict[str, Any]:
     sized = f"width {size:g}" if name == DENSE else f"compression {size:,.0f}"
-    dead = "" if all(result["outcome"].get("connected", True) for result in group) else " †"
+    dead = "" if all(map(_has_path, group)) else " †"
     row: dict[str, Any] = {"network": NAMES.get(model, model), "form": f"{name}, {sized}"}
     row["top-1 (%)"] = interval(group) + dead
     for key, said in AXES.items():
