@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -64,21 +65,46 @@ def test_weights_that_are_not_finite_are_named(value, score):
     model[2].weight.data[0, 0] = value
     # torch.equal calls nan unequal to itself, so compare by hand.
     before = model[2].weight.detach().clone()
-    with pytest.raises(synflow.SynflowError, match=r"2\.weight: 2 of 30 weights are nan or inf"):
+    with pytest.raises(synflow.SynflowError, match=r"2\.weight: 2 of 30 values are nan or inf"):
         synflow.prune(model, X, compression=2, score=score, data=DATA)
     assert torch.equal(model[2].weight.nan_to_num(), before.nan_to_num())
 
 
-@pytest.mark.parametrize("where", ["bias", "running_var"])
-def test_other_numbers_that_are_not_finite_do_not_pass_silently(where):
+@pytest.mark.parametrize(
+    ("where", "value", "error"),
+    [
+        ("0.bias", math.nan, r"0\.bias: 1 of 5 values are nan or inf"),
+        ("1.weight", math.inf, r"1\.weight: 1 of 5 values are nan or inf"),
+        ("1.running_var", math.nan, "flow became nan|flow of Sequential is nan"),
+    ],
+)
+@pytest.mark.parametrize("function", [synflow.score, synflow.certify, partial(synflow.prune, compression=2)])
+def test_other_numbers_that_are_not_finite_do_not_pass_silently(where, value, error, function):
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    tensor = model[1].running_var if where == "running_var" else model[0].bias.data
-    tensor[0] = math.nan
-    if where == "running_var":
-        with pytest.raises(synflow.SynflowError, match="flow became nan|flow of Sequential is nan"):
-            synflow.prune(model, X, compression=2)
-    else:
-        assert all(torch.isfinite(s).all() for s in synflow.score(model, X).values())
+    masks = synflow.prune(model, X, compression=2)
+    model.state_dict()[where][0] = value
+    with pytest.raises(synflow.SynflowError, match=error):
+        function(model, masks, X) if function is synflow.certify else function(model, X)
+
+
+def test_a_parameter_that_blocks_positions_by_minus_infinity_is_no_error():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocked = nn.Parameter(torch.tensor([0.0, 0.0, 0.0, -math.inf]), requires_grad=False)
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(torch.softmax(x + self.blocked, -1))
+
+    assert (synflow.score(Masked(), X)["layer.weight"][:, 3] == 0).all()
+
+
+def test_an_example_on_the_meta_device_and_numbers_beyond_floats_are_refused():
+    refuse(
+        "a tensor on the meta device has no values; make the example on cpu", example=torch.ones(1, 4, device="meta")
+    )
+    refuse("compression must be at least 1", compression=10**400)
 
 
 def test_a_model_with_nothing_to_prune():
@@ -320,7 +346,7 @@ def test_the_other_doors_refuse_as_well():
         lambda: synflow.conservation(model, X),
         lambda: synflow.certify(model, masks, X),
     ):
-        with pytest.raises(synflow.SynflowError, match=r"0\.weight: 1 of 24 weights are nan or inf"):
+        with pytest.raises(synflow.SynflowError, match=r"0\.weight: 1 of 24 values are nan or inf"):
             call()
     with pytest.raises(synflow.SynflowError, match="no score 'synflo'; choose from"):
         synflow.score(mlp(4, 3), X, "synflo")

@@ -12,9 +12,11 @@ import reference
 import synflow
 from blocks import Add
 from checks import Function, arrays, kept, mlp
+from masking import assert_same
 from synflow.flow.measure import measure
 from synflow.flow.passes import WITHOUT_SHIFTS
 from synflow.flow.paths import connected, fewest_weights, shortest_path
+from synflow.models.built_in import build
 from synflow.network.private_copy import open_network
 from synflow.pruning.engine import EngineSettings
 from synflow.pruning.plain_engine import PlainEngine
@@ -330,3 +332,13 @@ def test_a_rescue_keeps_a_shortest_path():
         assert [kept(masks) for masks in around] == [keep] * 2
         assert all(bool((path[name] <= around[-1][name]).all()) for name in path)
         assert connected(run.network, around[-1])
+
+
+def test_without_need_the_default_guard_changes_nothing():
+    """No path of ResNet-20 has more than 22 weights, so none of 542 has to be protected; no step takes all the flow."""
+    torch.manual_seed(0)
+    model, example = build("resnet20", classes=10).double(), torch.ones(1, 3, 8, 8, dtype=torch.float64)
+    how = {"compression": 500, "steps": 60}
+    guarded, free = synflow.prune(model, example, **how), synflow.prune(model, example, **how, guard=False)
+    assert guarded.steps[-1].pruned_fraction < 1
+    assert_same(dict(guarded), dict(free))

@@ -99,6 +99,11 @@ def repeats(network: Network) -> bool:
     return bool((_degrees(network)[1] > 1).any())
 
 
+def longest(network: Network) -> int:
+    """The most weights that a path can have, where no term meets a layer twice."""
+    return int(_degrees(network)[1].sum())
+
+
 def cuts(network: Network) -> frozenset[str]:
     """The weight tensors that every term meets exactly once: by Theorem 2 their scores sum to the flow."""
     counts = zip(network.weights, *_degrees(network), strict=True)

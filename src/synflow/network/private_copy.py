@@ -122,6 +122,10 @@ def open_network(
     weights = {name: parameter.detach() for name, parameter in chosen.items()}
     for name, weight in weights.items():
         check_finite(name, weight)
+    for name, parameter in model.named_parameters():
+        plain = type(parameter) is nn.Parameter and parameter.layout == torch.strided and not parameter.is_meta
+        if name not in chosen and plain and parameter.is_floating_point():
+            check_finite(name, parameter.detach().clamp_min(torch.finfo(parameter.dtype).min))  # -inf is a mask
     twin = private_copy(model, chosen)
     network = Network(twin, weights, None, data, loss, seed, score_name, slots(twin, chosen), chosen)
     network._reached_around = reached_around(model, chosen)
@@ -252,6 +256,8 @@ def move(tree: Any, device: torch.device) -> Any:
     """The same nested arguments with all tensors on a device, and no inference tensors."""
 
     def fit(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.is_meta and device.type != "meta":
+            raise SynflowError(f"a tensor on the meta device has no values; make the example on {device}")
         moved = leaf.to(device) if isinstance(leaf, Tensor) else leaf
         return moved.clone() if isinstance(moved, Tensor) and moved.is_inference() else moved
 

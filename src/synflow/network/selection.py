@@ -222,10 +222,10 @@ def check_separate(name: str, weight: Tensor) -> None:
 
 
 def check_finite(name: str, weight: Tensor) -> None:
-    """Refuse weights that are nan or inf, which no score can rank."""
+    """Refuse a parameter with nan or inf: no score can rank such weights, and elsewhere they would count as zero."""
     if bool(torch.isfinite(weight.sum())):
         return  # one pass that writes nothing; a sum may also overflow
     finite = torch.isfinite(weight)
     if not bool(finite.all()):
         count = weight.numel() - int(finite.sum())
-        raise SynflowError(f"{name}: {count} of {weight.numel()} weights are nan or inf; initialise the model again")
+        raise SynflowError(f"{name}: {count} of {weight.numel()} values are nan or inf; initialise the model again")

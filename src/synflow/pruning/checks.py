@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import SynflowError, brief, check_function
 from ..flow.dispatch import NoRuleError
-from ..flow.paths import connected, fewest_weights, least_for_path, shortest_path, single_length
+from ..flow.paths import connected, fewest_weights, least_for_path, longest, repeats, shortest_path, single_length
 from ..network.private_copy import Network
 from ..support.chunked import count
 from .skeleton import short_path
@@ -66,12 +66,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _as_float(number: Real) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf
+
+
 def target_density(compression: Any, density: Any) -> float:
     """The share of weights that stays, from the one of the two that is given."""
     if (compression is None) == (density is None):
         raise SynflowError("give either compression=... (at least 1) or density=... (the share that stays, 0 to 1)")
     if compression is not None:
-        if not _is_number(compression) or not compression >= 1 or math.isinf(compression):
+        if not _is_number(compression) or not 1 <= _as_float(compression) < math.inf:
             raise SynflowError(f"compression must be at least 1 (100 keeps one in 100), got {brief(compression)}")
         return 1.0 / float(compression)
     if not _is_number(density) or not 0 < density <= 1:
@@ -124,5 +131,7 @@ def path_to_keep(network: Network, start: Mapping[str, Tensor], keep: int) -> di
     """A path to protect, where paths differ in length: flow alone may lead onto a longer one."""
     if keep > PATH_PER_LAYER * len(network.weights) or single_length(network):
         return None
+    if not repeats(network) and keep >= longest(network):
+        return None  # no path has more weights than are to stay
     path = shortest_path(network, start, heavy=True)
     return path if count(path) <= keep and connected(network, path) else short_path(network, start)
