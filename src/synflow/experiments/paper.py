@@ -192,7 +192,10 @@ def _not_reduced(name: str) -> str:
 def _setting(results: Sequence[Mapping[str, Any]]) -> str:
     """Networks, data and training in one sentence each."""
     said = []
-    kinds = {tuple(r["config"][key] for key in ("model", "dataset", "train_per_class")): r for r in results}
+    kinds = {
+        (*(r["config"][key] for key in ("model", "dataset", "train_per_class")), r["config"]["recipe"]["lr"]): r
+        for r in results
+    }
     for result in kinds.values():
         config, recipe = result["config"], result["config"]["recipe"]
         width = "" if config["width"] == 1 else f" at {config['width']:g} of its width"
