@@ -142,10 +142,12 @@ def draw(results: Results, folder: Path, scale: str) -> Drawing:
     with canvas(2, len(models), width=3.2, height=3.0) as (figure, axes):
         for column, model in enumerate(models):
             for panel, key, said in zip(axes[:, column], COSTS, COSTS.values(), strict=True):
-                for place, name in enumerate(ENTRANTS):
+                for name in ENTRANTS:
                     mine = [group for k, group in groups.items() if k[0] == model and k[2] == name]
-                    look = looks[name.removesuffix(", redrawn")]
-                    _curve(panel, mine, key, name, look, aside=1.035 ** (place - 4) if key == "kept" else 1.0)
+                    plain = name.removesuffix(", redrawn")
+                    place = [*looks].index(plain) + (0.0 if plain == name else 0.5)
+                    aside = 1.035 ** (place - 4) if key == "kept" else 1.0
+                    _curve(panel, mine, key, name, looks[plain], aside)
                 panel.set(xlabel=said)
                 log_cost_axis(panel)
             axes[0][column].set_title(model)
